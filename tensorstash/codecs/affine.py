@@ -7,13 +7,12 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from tensorstash import kernels
-from tensorstash.codecs.wire.format import check_choice, check_data, check_integer, check_run, passed_on
-from tensorstash.host.arrays import Array, aligned_empty, as_bytes, payload_empty
+from tensorstash.codecs.payload import Shrinking, check_choice, check_data, check_integer, check_run, empty_array
+from tensorstash.host.arrays import Array, payload_empty
 from tensorstash.kernels.dither import seed_word
-from tensorstash.kernels.floats import FORMATS
+from tensorstash.kernels.floats import FORMATS, widen
 from tensorstash.kernels.groups import Groups
 from tensorstash.kernels.quantize import Arithmetic, error_bounds, section_nbytes
-from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec
 
 _REMEMBERED = 1024
@@ -28,7 +27,7 @@ def _layout(dtype: str, shape: tuple[int, ...], group_size: int, bits: int) -> t
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Affine:
+class Affine(Shrinking):
     """Quantize floats to ``bits`` bits with a scale and an offset per group of neighbours.
 
     Groups are those of :class:`~tensorstash.kernels.groups.Groups`: ``group_size`` neighbours along the last
@@ -69,7 +68,6 @@ class Affine:
 
     name: ClassVar[str] = "affine"
     lossless: ClassVar[bool] = False
-    kind: ClassVar[CodecKind] = "array->array"
     is_quick: ClassVar[bool] = True
     """Whether it takes hardly longer than a copy."""
 
@@ -93,25 +91,22 @@ class Affine:
         _, nbytes = _layout(spec.dtype, spec.shape, self.group_size, self.bits)
         return TensorSpec((min(nbytes, spec.nbytes),), (1,), 0, "uint8", spec.device, module=spec.module)
 
-    def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the payload, in fresh memory, or ``data`` itself as bytes where it is passed on."""
-        check_data(self, data, spec)
+    def packed(self, data: Array, spec: TensorSpec, /) -> Array | None:
+        """Return the payload, or None if it would not be smaller."""
         groups, nbytes = _layout(spec.dtype, spec.shape, self.group_size, self.bits)
         if nbytes >= spec.nbytes:
-            return as_bytes(data)
+            return None
         payload = payload_empty(nbytes)
         seed = seed_word(self.seed) if self.rounding == "stochastic" else None
         kernels.active.quantize(data, payload, spec.dtype, groups, self.bits, seed)
         return payload
 
-    def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the elements, in fresh memory, or ``data`` itself in their shape where it was passed on."""
+    def unpacked(self, payload: Array, spec: TensorSpec, /) -> Array:
+        """Return the elements, in fresh memory."""
         groups, nbytes = _layout(spec.dtype, spec.shape, self.group_size, self.bits)
-        check_run(self, data, min(nbytes, spec.nbytes))
-        if nbytes >= spec.nbytes:
-            return passed_on(data, spec)
-        array = aligned_empty(spec.nbytes).view(spec.carrier).reshape(spec.shape)
-        kernels.active.dequantize(data, array, spec.dtype, groups, self.bits)
+        check_run(self, payload, min(nbytes, spec.nbytes))
+        array = empty_array(spec)
+        kernels.active.dequantize(payload, array, spec.dtype, groups, self.bits)
         return array
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
@@ -127,7 +122,7 @@ class Affine:
         with np.errstate(all="ignore"):
             for run in Groups.of(spec.shape, self.group_size).runs():
                 source = flat[run.elements]
-                values = kernels.active.widen(source, spec.dtype) if spec.dtype in FORMATS else source
+                values = widen(source, spec.dtype) if spec.dtype in FORMATS else source
                 bounds = error_bounds(values, run, self.bits, is_stochastic, arithmetic, FORMATS.get(spec.dtype))
                 bound[run.elements] = bounds
         return bound.reshape(spec.shape)

@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from tensorstash import kernels
-from tensorstash.codecs.wire.format import check_choice, check_data, check_shape
-from tensorstash.host.arrays import Array, aligned_empty, payload_empty
-from tensorstash.kernels.floats import FORMATS
+from tensorstash.codecs.payload import check_choice, check_data, check_shape, empty_array
+from tensorstash.host.arrays import Array, payload_empty
+from tensorstash.kernels.floats import FORMATS, widen
 from tensorstash.kernels.groups import BLOCK
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec
@@ -72,7 +72,7 @@ class AsType:
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the elements in fresh memory."""
         check_shape(self, data, self.encoded_spec(spec))
-        array = aligned_empty(spec.nbytes).view(spec.carrier).reshape(spec.shape)
+        array = empty_array(spec)
         kernels.active.convert(data.reshape(-1), self.dtype, array.reshape(-1), spec.dtype)
         return array
 
@@ -88,9 +88,7 @@ class AsType:
         with np.errstate(all="ignore"):
             for start in range(0, flat.size, BLOCK):
                 block = flat[start : start + BLOCK]
-                values = np.abs(kernels.active.widen(block, spec.dtype) if spec.dtype in FORMATS else block).astype(
-                    np.float64
-                )
+                values = np.abs(widen(block, spec.dtype) if spec.dtype in FORMATS else block).astype(np.float64)
                 bounds = np.maximum(target.roundoff * values, target.smallest / 2)
                 if spec.dtype == "float64":
                     bounds = bounds * (1 + 2.0**-23) + 2.0**-24 * values + 2.0**-150

@@ -6,23 +6,14 @@ from typing import ClassVar
 import numpy as np
 
 from tensorstash.codecs.pack_bits import PackBits
+from tensorstash.codecs.payload import Shrinking, check_integer, check_ratio, check_run, damaged, joined
 from tensorstash.codecs.sparse import Sparse
 from tensorstash.codecs.two_valued import TwoValued
-from tensorstash.codecs.wire.entropy import compressed_rows, contiguous_sample, read_row, stored_rows
-from tensorstash.codecs.wire.format import (
-    check_data,
-    check_integer,
-    check_ratio,
-    check_run,
-    damaged,
-    joined,
-    passed_on,
-)
-from tensorstash.codecs.zstd import Zstd
+from tensorstash.codecs.zstd import Zstd, compressed_rows, contiguous_sample, read_row, stored_rows
 from tensorstash.errors import CodecError
 from tensorstash.host.arrays import Array, aligned_empty, as_bytes
 from tensorstash.protocols import Codec, CodecKind
-from tensorstash.spec import TensorSpec, opaque_bytes
+from tensorstash.spec import TensorSpec
 
 _SAMPLE_ELEMENTS = 1 << 12
 _SAMPLE_RUNS = 8
@@ -61,7 +52,7 @@ _CODECS: tuple[type, ...] = (PackBits, TwoValued, Sparse, _Planes, Zstd)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lossless:
+class Lossless(Shrinking):
     """Store a tensor in the way that suits its content, bit for bit.
 
     A tensor of two values takes one bit each. Else the codecs that accept the dtype are tried on a sample of about 4096
@@ -87,7 +78,6 @@ class Lossless:
     """
 
     name: ClassVar[str] = "lossless"
-    lossless: ClassVar[bool] = True
     kind: ClassVar[CodecKind] = "array->bytes"
 
     level: int = 1
@@ -101,17 +91,22 @@ class Lossless:
         """Whether it is an array or a run of bytes: always."""
         return True
 
-    def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
-        """Return a run of bytes of unknown length."""
-        return opaque_bytes(spec)
-
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the payload, in fresh memory, or ``data`` itself as bytes where it is passed on."""
-        check_data(self, data, spec)
         if spec.shape == (-1,):
             return Zstd(level=self.level).encode(data, spec)
+        return Shrinking.encode(self, data, spec)
+
+    def decode(self, data: Array, spec: TensorSpec, /) -> Array:
+        """Return the array, in fresh memory, or ``data`` itself in the shape of the tensor where it was passed on."""
+        if spec.shape == (-1,):
+            return Zstd(level=self.level).decode(data, spec)
+        return Shrinking.decode(self, data, spec)
+
+    def packed(self, data: Array, spec: TensorSpec, /) -> Array | None:
+        """Return the payload of the best codec, or None if none pays."""
         if data.nbytes < _SMALLEST_NBYTES:
-            return as_bytes(data)
+            return None
         for flags in _ONE_BIT:
             found = flags.packed(data, spec) if flags.accepts(spec) else None
             if found is not None and self._pays(found.size + 1, data):
@@ -121,20 +116,16 @@ class Lossless:
             payload = codec.encode(data, spec)
             if self._pays(payload.size + 1, data):
                 return _tagged(payload, codec)
-        return as_bytes(data)
+        return None
 
-    def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the array, in fresh memory, or ``data`` itself in the shape of the tensor where it was passed on."""
-        if spec.shape == (-1,):
-            return Zstd(level=self.level).decode(data, spec)
-        check_run(self, data, at_least=min(spec.nbytes, 1))
-        if data.size == spec.nbytes:
-            return passed_on(data, spec)
-        tag = int(data[-1])
-        if data.size > spec.nbytes or tag >= len(_CODECS) or not _CODECS[tag]().accepts(spec):
-            raise damaged(self, f"no codec of {spec.dtype} has the tag {tag} and {data.size} bytes")
+    def unpacked(self, payload: Array, spec: TensorSpec, /) -> Array:
+        """Return the array, in fresh memory."""
+        check_run(self, payload, at_least=1)
+        tag = int(payload[-1])
+        if payload.size > spec.nbytes or tag >= len(_CODECS) or not _CODECS[tag]().accepts(spec):
+            raise damaged(self, f"no codec of {spec.dtype} has the tag {tag} and {payload.size} bytes")
         try:
-            array: Array = _CODECS[tag]().decode(data[:-1], spec)
+            array: Array = _CODECS[tag]().decode(payload[:-1], spec)
         except CodecError as error:
             raise error.at(repr(self)) from error
         return array

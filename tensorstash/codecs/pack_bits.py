@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tensorstash.codecs.wire.format import check_data, check_run, passed_on
-from tensorstash.host.arrays import Array, aligned_empty, as_bytes, payload_empty
+from tensorstash.codecs.payload import Shrinking, check_run, empty_array
+from tensorstash.host.arrays import Array, as_bytes, payload_empty
 from tensorstash.kernels.bits import packed_nbytes
 from tensorstash.kernels.masks import pack_booleans, unpack_booleans
-from tensorstash.protocols import CodecKind
-from tensorstash.spec import TensorSpec, opaque_bytes
+from tensorstash.spec import TensorSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PackBits:
+class PackBits(Shrinking):
     """Store boolean tensors at one bit per element, bit for bit.
 
     A boolean whose byte is neither 0 nor 1, which frameworks produce by viewing or not initialising memory, would not
@@ -30,8 +29,6 @@ class PackBits:
     """
 
     name: ClassVar[str] = "pack_bits"
-    lossless: ClassVar[bool] = True
-    kind: ClassVar[CodecKind] = "array->array"
     is_quick: ClassVar[bool] = True
     """Whether it takes hardly longer than a copy."""
 
@@ -39,26 +36,8 @@ class PackBits:
         """Whether the elements are booleans."""
         return spec.kind == "bool"
 
-    def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
-        """Return a run of bytes, whose length depends on the elements."""
-        return opaque_bytes(spec)
-
-    def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the payload, in fresh memory, or ``data`` itself as bytes where it is passed on.
-
-        Raises:
-            CodecError: ``data`` is not of ``spec``, or not boolean.
-        """
-        payload = self.packed(data, spec)
-        return as_bytes(data) if payload is None else payload
-
     def packed(self, data: Array, spec: TensorSpec, /) -> Array | None:
-        """Return the payload, or None if a byte is neither 0 nor 1, or there are too few to get smaller.
-
-        Raises:
-            CodecError: as of :meth:`encode`.
-        """
-        check_data(self, data, spec)
+        """Return the payload, or None if a byte is neither 0 nor 1, or there are too few to get smaller."""
         flags = as_bytes(data)
         nbytes = packed_nbytes(flags.size, 1)
         if nbytes >= flags.size:
@@ -66,11 +45,9 @@ class PackBits:
         payload = payload_empty(nbytes)
         return payload if pack_booleans(flags, payload) else None
 
-    def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the booleans, in fresh memory, or ``data`` itself in their shape where it was passed on."""
-        if data.dtype == "uint8" and data.shape == (spec.nbytes,):
-            return passed_on(data, spec)
-        check_run(self, data, packed_nbytes(spec.numel, 1))
-        array = aligned_empty(spec.nbytes)
-        unpack_booleans(data, array)
-        return array.view(spec.carrier).reshape(spec.shape)
+    def unpacked(self, payload: Array, spec: TensorSpec, /) -> Array:
+        """Return the booleans, in fresh memory."""
+        check_run(self, payload, packed_nbytes(spec.numel, 1))
+        array = empty_array(spec)
+        unpack_booleans(payload, as_bytes(array))
+        return array

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tensorstash.codecs.wire.format import check_data, check_shape
+from tensorstash.codecs.payload import check_data, check_shape, empty_array
 from tensorstash.host.arrays import Array, aligned_empty, as_bytes
 from tensorstash.protocols import CodecKind
 from tensorstash.spec import TensorSpec
@@ -57,7 +57,7 @@ class Shuffle:
             CodecError: the planes are not those of ``spec``.
         """
         check_shape(self, data, self.encoded_spec(spec))
-        array = aligned_empty(spec.nbytes).view(spec.carrier).reshape(spec.shape)
+        array = empty_array(spec)
         elements = as_bytes(array).reshape(spec.numel, spec.itemsize)
         for k in range(spec.itemsize):
             np.copyto(elements[:, k], data[k])

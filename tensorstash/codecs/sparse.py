@@ -5,19 +5,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from tensorstash.codecs.wire.entropy import compressed_rows, read_row, stored_rows
-from tensorstash.codecs.wire.format import check_data, check_run, damaged, passed_on, split_sections
-from tensorstash.host.arrays import Array, aligned_empty, as_bytes, payload_empty
+from tensorstash.codecs.payload import Shrinking, check_run, damaged, empty_array, split_sections
+from tensorstash.codecs.zstd import compressed_rows, read_row, stored_rows, total_size
+from tensorstash.host.arrays import Array, payload_empty
 from tensorstash.kernels.bits import packed_nbytes
 from tensorstash.kernels.masks import gather_masked, mask_nonzero, scatter_masked, unsigned
-from tensorstash.protocols import CodecKind
-from tensorstash.spec import TensorSpec, opaque_bytes
+from tensorstash.spec import TensorSpec
 
 _COUNT_NBYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sparse:
+class Sparse(Shrinking):
     """Store which elements are not zero, at one bit each, and those elements.
 
     Zero means all bits zero: -0 is stored. The mask is compressed with Zstandard where a sample shows that to help,
@@ -36,49 +35,40 @@ class Sparse:
     """
 
     name: ClassVar[str] = "sparse"
-    lossless: ClassVar[bool] = True
-    kind: ClassVar[CodecKind] = "array->array"
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         """Whether the elements are numbers of 2, 4 or 8 bytes."""
         return 2 <= spec.itemsize <= 8
 
-    def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
-        """Return a run of bytes, whose length depends on the content."""
-        return opaque_bytes(spec)
-
-    def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the payload, in fresh memory, or ``data`` itself as bytes where it is passed on."""
-        check_data(self, data, spec)
+    def packed(self, data: Array, spec: TensorSpec, /) -> Array | None:
+        """Return the payload, or None if it would not be smaller."""
         bits = unsigned(data)
         mask = np.empty(packed_nbytes(bits.size, 1), np.uint8)
         count = mask_nonzero(bits, mask)
         end = _COUNT_NBYTES + count * spec.itemsize
         parts = compressed_rows([mask], 1)
-        nbytes = end + sum(part.size for part in parts)
+        nbytes = end + total_size(parts)
         if nbytes >= data.nbytes:
-            return as_bytes(data)
+            return None
         payload = payload_empty(nbytes)
         payload[:_COUNT_NBYTES].view("<u8")[:] = count
         gather_masked(bits, mask, payload[_COUNT_NBYTES:end].view(bits.dtype))
         np.concatenate(parts, out=payload[end:])
         return payload
 
-    def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the array, in fresh memory, or ``data`` itself in the shape of the tensor where it was passed on."""
-        check_run(self, data)
-        if data.size == spec.nbytes:
-            return passed_on(data, spec)
-        check_run(self, data, at_least=_COUNT_NBYTES)
-        (count,) = data[:_COUNT_NBYTES].view("<u8").tolist()
+    def unpacked(self, payload: Array, spec: TensorSpec, /) -> Array:
+        """Return the array, in fresh memory."""
+        check_run(self, payload, at_least=_COUNT_NBYTES)
+        (count,) = payload[:_COUNT_NBYTES].view("<u8").tolist()
         if count > spec.numel:
             raise damaged(self, f"{count} of {spec.numel} elements are not zero")
-        end = _COUNT_NBYTES + count * spec.itemsize
-        values, stored = split_sections(self, data[_COUNT_NBYTES:], end - _COUNT_NBYTES, max(data.size - end, 0))
+        body = payload[_COUNT_NBYTES:]
+        end = count * spec.itemsize
+        values, stored = split_sections(self, body, end, max(body.size - end, 0))
         mask = np.empty(packed_nbytes(spec.numel, 1), np.uint8)
         (row,) = stored_rows(self, stored, 1)
         read_row(self, row, mask)
-        array = aligned_empty(spec.nbytes).view(spec.carrier).reshape(spec.shape)
+        array = empty_array(spec)
         bits = unsigned(array)
         if not scatter_masked(values.view(bits.dtype), mask, bits):
             raise damaged(self, f"the mask has not {count} ones")

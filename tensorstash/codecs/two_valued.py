@@ -5,19 +5,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from tensorstash.codecs.wire.format import check_data, check_run, passed_on, split_sections
-from tensorstash.host.arrays import Array, aligned_empty, as_bytes, payload_empty
+from tensorstash.codecs.payload import Shrinking, empty_array, split_sections
+from tensorstash.host.arrays import Array, payload_empty
 from tensorstash.kernels.bits import packed_nbytes
 from tensorstash.kernels.masks import pack_two_values, unpack_two_values, unsigned
-from tensorstash.protocols import CodecKind
-from tensorstash.spec import TensorSpec, opaque_bytes
+from tensorstash.spec import TensorSpec
 
 MOST_VALUES = 2
 _FIRST_ELEMENTS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TwoValued:
+class TwoValued(Shrinking):
     """Store tensors of at most two values at one bit per element, bit for bit.
 
     Every element is compared, as bits: -0 is not 0, and a NaN is equal to one of the same payload only. A tensor of
@@ -36,8 +35,6 @@ class TwoValued:
     """
 
     name: ClassVar[str] = "two_valued"
-    lossless: ClassVar[bool] = True
-    kind: ClassVar[CodecKind] = "array->array"
     is_quick: ClassVar[bool] = True
     """Whether it takes hardly longer than a copy."""
     gives_way: ClassVar[bool] = True
@@ -47,22 +44,8 @@ class TwoValued:
         """Whether the elements are numbers of 1, 2, 4 or 8 bytes, of a tensor of known shape."""
         return spec.itemsize <= 8 and spec.shape != (-1,)
 
-    def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
-        """Return a run of bytes, whose length depends on the elements."""
-        return opaque_bytes(spec)
-
-    def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the payload, in fresh memory, or ``data`` itself as bytes where it is passed on."""
-        payload = self.packed(data, spec)
-        return as_bytes(data) if payload is None else payload
-
     def packed(self, data: Array, spec: TensorSpec, /) -> Array | None:
-        """Return the payload, or None if there is a third value, or it would not be smaller.
-
-        Raises:
-            CodecError: as of :meth:`encode`.
-        """
-        check_data(self, data, spec)
+        """Return the payload, or None if there is a third value, or it would not be smaller."""
         bits = unsigned(data)
         nbytes, few = 2 * spec.itemsize + packed_nbytes(bits.size, 1), bits[:_FIRST_ELEMENTS]
         scratch = np.empty(packed_nbytes(few.size, 1), np.uint8)
@@ -72,13 +55,10 @@ class TwoValued:
         pair = payload[: 2 * spec.itemsize].view(bits.dtype)
         return payload if pack_two_values(bits, pair, payload[2 * spec.itemsize :]) else None
 
-    def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the array, in fresh memory, or ``data`` itself in the shape of the tensor where it was passed on."""
-        check_run(self, data)
-        if data.size == spec.nbytes:
-            return passed_on(data, spec)
-        pair, packed = split_sections(self, data, 2 * spec.itemsize, packed_nbytes(spec.numel, 1))
-        array = aligned_empty(spec.nbytes).view(spec.carrier).reshape(spec.shape)
+    def unpacked(self, payload: Array, spec: TensorSpec, /) -> Array:
+        """Return the array, in fresh memory."""
+        pair, packed = split_sections(self, payload, 2 * spec.itemsize, packed_nbytes(spec.numel, 1))
+        array = empty_array(spec)
         target = unsigned(array)
         unpack_two_values(packed, pair.view(target.dtype), target)
         return array

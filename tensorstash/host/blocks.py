@@ -69,8 +69,7 @@ def guarded(function: Callable[[Any], Any], handler: Callable[[BaseException], A
     'ValueError("invalid literal for int() with base 10: \\'x\\'")'
     """
     if native.functions is not None:
-        made: Callable[[Any], Any] = native.functions.guarded(function, handler)
-        return made
+        return native.functions.guarded(function, handler)  # type: ignore[no-any-return]
 
     def call(argument: Any) -> Any:
         try:

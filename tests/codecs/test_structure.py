@@ -17,7 +17,7 @@ from tensorstash.codecs import (
     Zstd,
 )
 from tensorstash.codecs.lossless import _CODECS
-from tensorstash.codecs.wire.entropy import contiguous_sample
+from tensorstash.codecs.zstd import contiguous_sample
 from tensorstash.errors import CodecError
 from tensorstash.host.arrays import Array, borrowed
 from tensorstash.protocols import Codec

@@ -96,8 +96,10 @@ def cases() -> Iterator[tuple[str, tuple[Any, ...], tuple[str, tuple[Any, ...]]]
     dtype = str(rng.choice(list(FORMATS)))
     carrier = words_of(FORMATS[dtype].nbits // 8, size).view(DTYPES[dtype].carrier)
     half = str(rng.choice(["bfloat16", "float16"]))
-    yield "narrow", (values, dtype), ("narrow_floats", (values, filled("u2", size), half))
-    yield "widen", (carrier, dtype), ("widen_floats", (words_of(2, size), filled("f4", size), half))
+    narrowed = (values, "float32", filled(DTYPES[dtype].carrier, size), dtype)
+    yield "convert", narrowed, ("narrow_floats", (values, filled("u2", size), half))
+    widened = (carrier, dtype, filled("f4", size), "float32")
+    yield "convert", widened, ("widen_floats", (words_of(2, size), filled("f4", size), half))
     yield from quantized()
 
 
@@ -149,16 +151,9 @@ def equal(one: Array, other: Array, *, numbers: bool) -> bool:
 
 def assert_as_in_numpy(name: str, arguments: tuple[Any, ...]) -> None:
     given = mapped(placed, list(arguments)), mapped(placed, list(arguments))
-    got, expected = (
-        getattr(table, name)(*some) for table, some in zip((kernels.active, kernels.DEFINED), given, strict=True)
-    )
+    for table, some in zip((kernels.active, kernels.DEFINED), given, strict=True):
+        getattr(table, name)(*some)
     called[name] += 1
-    if isinstance(expected, np.ndarray):
-        assert equal(got, expected, numbers=False), name
-        return
-    assert got == expected, (name, got, expected)
-    if expected is False:
-        return  # what was filled means nothing
     for one, other in zip(arrays_in(given[0]), arrays_in(given[1]), strict=True):
         # Sums of NaNs carry the bits of either.
         numbers = name == "dequantize"

@@ -14,7 +14,7 @@ from tensorstash.host.arrays import Array, borrowed
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-compiled = pytest.mark.skipif(native.load() is None, reason="nothing is compiled here")
+compiled = pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
 
 shapes = st.lists(st.sampled_from([1, 2, 3, 7, 33, 64, 128, 129, 300, 2049]), max_size=3).map(tuple)
 codecs = st.builds(
@@ -121,7 +121,7 @@ def test_whatever_a_payload_holds_becomes_elements_or_an_error(bits: int, dtype:
     ids=str,
 )
 def test_sizes_that_do_not_fit_together_are_refused(change: dict[str, object], message: str) -> None:
-    module = native.load()
+    module = native.functions
     assert module is not None
     given = {"dtype": "float32", "bits": 8, "groups": (4, 128, 128), "elements": 0, "body": 0, "askew": 0} | change
     memory = np.zeros(8 * 512, np.uint8)

@@ -5,13 +5,62 @@ codec tells its forms by their lengths, and checks these.
 """
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 import numpy as np
 
 from tensorstash.errors import CodecError, ConfigError
-from tensorstash.host.arrays import Array, payload_empty
-from tensorstash.protocols import Codec
-from tensorstash.spec import TensorSpec
+from tensorstash.host.arrays import Array, aligned_empty, as_bytes, payload_empty
+from tensorstash.protocols import Codec, CodecKind
+from tensorstash.spec import TensorSpec, opaque_bytes
+
+
+class Shrinking:
+    """A codec that passes on, untouched and without a copy, a tensor that would not get smaller.
+
+    The length of a payload tells which of the two it is, so that no byte has to.
+    """
+
+    __slots__ = ()
+    name: ClassVar[str]
+    lossless: ClassVar[bool] = True
+    kind: ClassVar[CodecKind] = "array->array"
+
+    def accepts(self, spec: TensorSpec, /) -> bool:
+        """Whether tensors of this spec may be encoded."""
+        raise NotImplementedError
+
+    def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
+        """Return a run of bytes, whose length depends on the elements."""
+        return opaque_bytes(spec)
+
+    def encode(self, data: Array, spec: TensorSpec, /) -> Array:
+        """Return the payload, in fresh memory, or ``data`` itself as bytes where it is passed on."""
+        check_data(self, data, spec)
+        payload = self.packed(data, spec)
+        return as_bytes(data) if payload is None else payload
+
+    def decode(self, data: Array, spec: TensorSpec, /) -> Array:
+        """Return the array, in fresh memory, or ``data`` itself in the shape of the tensor where it was passed on."""
+        check_run(self, data)
+        if data.size != spec.nbytes:
+            return self.unpacked(data, spec)
+        if data.ctypes.data % min(spec.itemsize, 8):
+            data = data.copy()
+        return data.view(spec.carrier).reshape(spec.shape)
+
+    def packed(self, data: Array, spec: TensorSpec, /) -> Array | None:
+        """Return a payload that is smaller than the array, or None."""
+        raise NotImplementedError
+
+    def unpacked(self, payload: Array, spec: TensorSpec, /) -> Array:
+        """Return the array of a payload that :meth:`packed` has made, in fresh memory."""
+        raise NotImplementedError
+
+
+def empty_array(spec: TensorSpec) -> Array:
+    """Return uninitialised memory for the elements of a tensor, in its shape."""
+    return aligned_empty(spec.nbytes).view(spec.carrier).reshape(spec.shape)
 
 
 def joined(*parts: Array) -> Array:
@@ -21,20 +70,8 @@ def joined(*parts: Array) -> Array:
     return payload
 
 
-def passed_on(payload: Array, spec: TensorSpec) -> Array:
-    """Return a payload that is the bytes of a tensor, in its shape; the same memory if that is aligned."""
-    if payload.ctypes.data % min(spec.itemsize, 8):
-        payload = payload.copy()
-    return payload.view(spec.carrier).reshape(spec.shape)
-
-
 def split_sections(codec: Codec, body: Array, *sizes: int) -> list[Array]:
     """Return consecutive views of a run of bytes, which together are all of it.
-
-    Args:
-        codec: whose payload it is, for messages.
-        body: the run.
-        sizes: lengths in bytes, 0 or more.
 
     Raises:
         CodecError: the lengths do not add up to the run's.
@@ -87,12 +124,7 @@ def check_shape(codec: Codec, data: Array, spec: TensorSpec) -> None:
 
 
 def check_choice(path: str, value: object, choices: Iterable[object]) -> None:
-    """Raise unless ``value`` is one of ``choices``, of the same type.
-
-    Args:
-        path: the dotted path of the field, such as ``"affine.bits"``.
-        value: of the field.
-        choices: allowed values.
+    """Raise unless the field at a dotted path, such as ``"affine.bits"``, is one of ``choices``, of the same type.
 
     Raises:
         ConfigError: it is not.
@@ -103,7 +135,7 @@ def check_choice(path: str, value: object, choices: Iterable[object]) -> None:
 
 
 def check_integer(path: str, value: object, low: int, high: int | None = None) -> None:
-    """Raise unless ``value`` is an int from ``low`` to ``high``, both included; arguments as for :func:`check_choice`.
+    """Raise unless ``value`` is an int from ``low`` to ``high``, both included.
 
     Raises:
         ConfigError: it is not.
@@ -114,7 +146,7 @@ def check_integer(path: str, value: object, low: int, high: int | None = None) -
 
 
 def check_ratio(path: str, value: object, low: float) -> None:
-    """Raise unless ``value`` is a finite number of at least ``low``; arguments as for :func:`check_choice`.
+    """Raise unless ``value`` is a finite number of at least ``low``.
 
     Raises:
         ConfigError: it is not.

@@ -1,1 +1,0 @@
-"""Checks of payloads, and Zstandard on rows of bytes."""
