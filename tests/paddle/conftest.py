@@ -12,8 +12,9 @@ os.environ.setdefault("GLOG_minloglevel", "3")
 import paddle
 import pytest
 from paddle.base import core
+from paddle_cases import alive
 
-from tensorstash.backends.paddle.backend import _STACK, PaddleBackend
+from tensorstash.backends.paddle.backend import PaddleBackend
 from tests.frameworks.copying import CopyingPair
 
 
@@ -50,7 +51,7 @@ def counting_only() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="module")
 def paddle_is_found_as_it_is_left() -> None:
     """Free what failed steps of other files have left with Paddle, and what was set aside with it."""
-    if _leases():
+    if alive():
         _free_all()
 
 
@@ -58,13 +59,13 @@ def paddle_is_found_as_it_is_left() -> None:
 def paddle_is_left_as_it_was() -> Iterator[None]:
     """Fail a test that leaves hooks, replaced functions or packed values behind, or gradient recording off."""
     paddle.seed(0)
-    before = _leases()
+    before = alive()
     yield
     _save_something()
     for free in (_free_young, _free_all):  # to look through all that was imported takes longer than most tests
-        if _leases() != before:
+        if alive() != before:
             free()
-    left = _leases() - before
+    left = alive() - before
     recording = paddle.is_grad_enabled()
     paddle.set_grad_enabled(True)
     paddle.base.framework._dygraph_tracer()._has_grad = True
@@ -104,10 +105,6 @@ def _flush() -> None:
     x.stop_gradient = False
     with paddle.enable_grad():
         paddle.grad(x * 1.0, x)
-
-
-def _leases() -> int:
-    return len(_STACK._patches._leases)
 
 
 def _nothing(value: Any) -> Any:

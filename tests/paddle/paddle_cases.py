@@ -1,5 +1,6 @@
 """What the tests of the Paddle backend share: programs of a process of their own, and bitwise comparison."""
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +11,8 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+from tensorstash.backends.paddle.packed import Scope, Unhooked
+
 
 def run_alone(program: str) -> str:
     """Run a program in a process of its own and return what it printed."""
@@ -17,6 +20,11 @@ def run_alone(program: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def alive() -> int:
+    """Number of the live scopes, and of tensors saved beside them, but for those that are set aside."""
+    return sum(type(each) in (Scope, Unhooked) for each in gc.get_objects())
 
 
 def leaf(values: Any, needs_grad: bool = True) -> Tensor:

@@ -10,46 +10,40 @@ from paddle.nn import Layer
 
 from tensorstash.backends.paddle.calls import scope_calls
 from tensorstash.backends.paddle.checkpoints import PaddleRepeats, is_checkpointed
-from tensorstash.backends.paddle.eligibility import Kinds
+from tensorstash.backends.paddle.eligibility import Parameters
 from tensorstash.backends.paddle.hooks import HookScope, HookStack, Suspended
 from tensorstash.backends.paddle.layout import elements, place_name, rebuilt, spec_of
 from tensorstash.backends.paddle.nodes import node_of
 from tensorstash.backends.paddle.readers import Readers
+from tensorstash.backends.paddle.recipes import settings
 from tensorstash.backends.paddle.recipes.producers import Producers
-from tensorstash.backends.paddle.recipes.settings import Settings, settings_patches
-from tensorstash.backends.paddle.repairs.backward import PATCHES
-from tensorstash.backends.paddle.repairs.foreign_hooks import checked, foreign_patches
-from tensorstash.backends.paddle.repairs.pylayer import pylayer_patches
-from tensorstash.backends.paddle.repairs.surroundings import static_patches, without_autocast
-from tensorstash.backends.paddle.repairs.writers import writer_patches
+from tensorstash.backends.paddle.recipes.settings import Settings
+from tensorstash.backends.paddle.repairs import backward, foreign_hooks, pylayer, surroundings, writers
+from tensorstash.backends.paddle.repairs.foreign_hooks import checked
+from tensorstash.backends.paddle.repairs.surroundings import without_autocast
 from tensorstash.backends.paddle.storage import release_storages, token_of, version_probe
 from tensorstash.errors import ConfigError
 from tensorstash.protocols import Undo
 
 # Paddle has one pair of hooks per process, so there is one stack over it, however many backends are made.
-_STACK = HookStack(
-    lambda stack: (
-        *PATCHES,
-        *pylayer_patches(stack),
-        *foreign_patches(stack),
-        *static_patches(stack),
-        *writer_patches(stack),
-        *settings_patches(stack),
-    )
-)
+_STACK = HookStack()
+
+backward.repair()
+for _each in (pylayer, foreign_hooks, surroundings, writers, settings):
+    _each.repair(_STACK)
 
 _REPEATS = PaddleRepeats(_STACK)
 
 # Parameters are the process's, too: to search for them takes long, and one backend has found them for all.
-_KINDS = Kinds(lambda: _STACK.entries)
+_PARAMETERS = Parameters(lambda: _STACK.entries)
 
 
 class PaddleBackend:
     """PaddlePaddle tensors and layers, on the CPU and on devices. Thread-safe.
 
     Hooks here nest, belong to a thread, and keep the in-place check; see the modules beside this one for Paddle's
-    faults and their repairs. While hooks are in force, or anything they packed is alive, a few functions
-    of Paddle are replaced by ones that call them; then the originals are put back.
+    faults and their repairs. A few functions of Paddle are replaced by ones that call them, and that do nothing else
+    where no scope is in force.
 
     Copies to and from devices make the program wait. They were tried on a simulated device, never on a GPU.
 
@@ -57,12 +51,9 @@ class PaddleBackend:
 
     Faults that cannot be helped, in Paddle 3.3.1 and without any hooks, too: backward twice through a ``PyLayer`` with
     ``retain_graph=True`` is a segmentation fault, since the first one frees the layer's context; the context of a
-    layer whose forward raises is leaked, here without its saved tensors; ``paddle.grad`` never releases its graph; and
-    entering the first scope, or leaving the last, while another thread runs operations is a race inside Paddle.
-
-    A ``PyLayer`` that saves its own output returns another tensor for it, a view of the same memory and version, behind
-    which derivatives of derivatives find their way. Where several of them meet in an output that nobody holds any more,
-    they may be summed in another order than without hooks.
+    layer whose forward raises is leaked, here without its saved tensors; the graph of a ``PyLayer`` that saves its own
+    output is freed by backward alone; ``paddle.grad`` never releases its graph; and entering the first scope, or
+    leaving the last, while another thread runs operations is a race inside Paddle.
     """
 
     name: ClassVar[str] = "paddle"
@@ -78,7 +69,7 @@ class PaddleBackend:
     def __init__(self) -> None:
         self.demand = Readers(lambda pack, unpack: HookScope(_STACK, pack, unpack)).demand
         # Called for every saved tensor, so without a frame of Python in between.
-        self.keep_reason = _KINDS.keep_reason
+        self.keep_reason = _PARAMETERS.keep_reason
         self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
         self.most_bytes: Callable[[Tensor], int] = Tensor._holder_size  # type: ignore[attr-defined]
         self.detached: Callable[[Tensor], Tensor] = Tensor.detach
@@ -133,7 +124,7 @@ class PaddleBackend:
 
     def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers:
         """Return the producers that make tensors again, for one session; ``rules`` are like those of this package."""
-        return Producers(is_ours, rules, _KINDS.parameters, _settings)
+        return Producers(is_ours, rules, _PARAMETERS, _settings)
 
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf that requires grad itself, else a detached alias of the tensor's memory and version.
@@ -151,7 +142,7 @@ class PaddleBackend:
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
         if not isinstance(model, Layer):
             raise ConfigError(f"got a {type(model).__qualname__}, expected a paddle.nn.Layer")
-        _KINDS.register(model.parameters())
+        _PARAMETERS.register(model.parameters())
         return scope_calls(model, scope, _REPEATS)
 
 

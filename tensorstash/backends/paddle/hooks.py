@@ -10,45 +10,41 @@ that use scopes.
 """
 
 import atexit
-import gc
 import threading
 from _thread import get_ident
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from sys import getrefcount
+from types import CellType
 from typing import Any
 
 from paddle import Tensor
 from paddle.autograd import saved_tensors_hooks
 from paddle.base import core
 
-from tensorstash.backends.paddle.packed import Guard, Pack, Scope, Unpack, pair_for_paddle
-from tensorstash.backends.paddle.repairs.backward import Unrecorded
-from tensorstash.backends.paddle.repairs.patches import Lease, Patch, Patches
+from tensorstash.backends.paddle.packed import NotPacked, Pack, Private, Scope, Unpack, unhooked, unpacked
+from tensorstash.backends.paddle.repairs.backward import Unrecorded, hook_failed
 from tensorstash.errors import BackendError
-from tensorstash.host.blocks import Block
+from tensorstash.host.blocks import Block, guarded
 
 _register: Callable[[Any, Any], None] = core.eager.register_saved_tensors_hooks
 _reset: Callable[[], None] = core.eager.reset_saved_tensors_hooks
 
 
 class HookStack:
-    """The scopes of all threads over the one pair that Paddle has. One per process.
+    """The scopes of all threads over the one pair that Paddle has. One per process."""
 
-    Args:
-        patches: makes the other patches that hooks need, given the stack.
-    """
-
-    def __init__(self, patches: "Callable[[HookStack], Sequence[Patch]]") -> None:
-        self._patches = Patches(patches(self))
-        # Leases die, and so take locks, inside garbage collections that begin anywhere.
+    def __init__(self) -> None:
+        # Scopes end inside garbage collections, too, which begin anywhere.
         self._lock = threading.RLock()
         self._scopes: list[Scope] = []
         self._innermost: dict[int, Scope] = {}
-        self._registration: Lease | None = None
-        self._pair: tuple[Callable[[Tensor | None], Any], Callable[[Any], Tensor | None]] | None = None
+        self._guarding: set[int] = set()
         self._threads: set[threading.Thread] = set()
-        self._native: saved_tensors_hooks | None = None
+        self._pair = guarded(self._pack, self._not_packed), guarded(unpacked, hook_failed)
+        self.is_registered = False
+        """Whether Paddle calls the pair."""
+        self.native: saved_tensors_hooks | None = None
+        """The pair that was in force when the first scope was entered, and is put back after the last."""
         self.entries = 0
         # Paddle frees a pair registered then after the interpreter is gone, and waits for its lock for ever.
         atexit.register(self._reset_at_exit)
@@ -56,11 +52,6 @@ class HookStack:
     def current(self) -> Scope | None:
         """Return the innermost scope of this thread."""
         return self._innermost.get(get_ident())
-
-    @property
-    def is_registered(self) -> bool:
-        """Whether Paddle calls the pair."""
-        return self._registration is not None
 
     def push(
         self, source: object, pack: Pack, unpack: Unpack, *, private: bool = False, suspends: bool = False
@@ -75,34 +66,85 @@ class HookStack:
             suspends: whether no pair is in force while this one is the innermost, not even this.
 
         Raises:
-            BackendError: a pair is in force that was entered earlier, and it cannot be told which.
+            BackendError: a pair is in force that could not be put back.
         """
         with self._lock:
-            scope = Scope(source, pack, unpack, self._patches.lease(), private=private)
+            scope = Scope(source, pack, unpack, private=private)
             scope.ready = not suspends
-            if self._registration is None:
-                self._pair = pair_for_paddle(self._innermost, lambda: self._registration, self._tidy)
-                self._registration = self._patches.lease()  # first: an interrupt may leave it registered
+            if not self.is_registered:
+                self.is_registered = True  # first: an interrupt may leave it registered
                 try:
-                    self._native = _registered_over(*self._pair)
+                    self._register()
                 except BackendError:
-                    self._registration = None
+                    self.is_registered = False
                     raise
             self._threads.add(threading.current_thread())
             self._scopes.append(scope)
             self._innermost[scope.thread] = scope
             self.entries += 1
 
+    def _register(self) -> None:
+        if self.native is not None:
+            _reset()
+        try:
+            _register(*self._pair)
+        except ValueError:  # how Paddle says that a pair is in force
+            raise BackendError(
+                "saved-tensor hooks are in force that were entered before tensorstash was used, so that they could not "
+                "be put back afterwards; leave them first, or enter the tensorstash scope before them"
+            ) from None
+
+    def _pack(self, tensor: Tensor | None) -> Any:
+        """Return what stands for a tensor that an operation of any thread saves.
+
+        An exception of a hook does not go through C++, which would leak the arguments and the graph behind them,
+        switch gradient recording off and make an ``OSError`` of it. One of ``pack`` is raised when the scope ends,
+        and unpack before that. One of ``unpack`` is raised by backward: it refuses the None that it gets instead.
+        """
+        thread = get_ident()
+        if self._guarding and thread in self._guarding:
+            return self._pack_guarded(tensor, thread)
+        scope = self._innermost.get(thread)
+        if scope is None or not scope.ready or tensor is None:
+            if not self._innermost:
+                self._tidy()
+            return unhooked(tensor, scope)
+        scope.ready = False
+        # A cell is the cheapest box that can be emptied; tuples and lists are not opaque to Paddle.
+        packed = CellType((scope, scope.pack(tensor)))
+        scope.ready = True
+        return packed
+
+    def _pack_guarded(self, tensor: Tensor | None, thread: int) -> Any:
+        scope = self._innermost.get(thread)
+        self._guarding.discard(thread)  # operations inside of pack have no guard
+        try:
+            packed = self._pack(tensor)
+        finally:
+            self._guarding.add(thread)
+        if scope is None or not scope.private or tensor is None or not tensor._is_initialized():
+            return Private(packed, None)
+        return Private(packed, tensor.data_ptr())
+
+    def _not_packed(self, error: BaseException) -> Any:
+        scope = self.current()
+        if scope is None:
+            raise error
+        scope.failure = error  # and never ready again
+        return NotPacked(scope, error)
+
     @contextmanager
     def guarded(self) -> Iterator[None]:
         """Let tensors saved in the block come back in memory that backward may write into."""
-        lease, pair, outer = self._registration, self._pair, self.current()
-        if lease is None or pair is None or (outer is not None and not outer.ready):
+        thread, outer = get_ident(), self.current()
+        if not self.is_registered or thread in self._guarding or (outer is not None and not outer.ready):
             yield
             return
-        guard = Guard(*pair, self._innermost, lease)
-        with guard:
+        self._guarding.add(thread)
+        try:
             yield
+        finally:
+            self._guarding.discard(thread)
 
     def pop(self, source: object, error: BaseException | None) -> None:
         """End the scope that ``source`` entered, and raise the exception of its ``pack``.
@@ -154,12 +196,12 @@ class HookStack:
         with self._lock:
             this = threading.current_thread()
             self._threads = {thread for thread in self._threads if thread is this or thread.is_alive()}
-            if self._scopes or self._registration is None or self._threads - {this}:
+            if self._scopes or not self.is_registered or self._threads - {this}:
                 return
             _reset()
-            if self._native is not None:
-                _register(self._native.pack_hook, self._native.unpack_hook)
-            self._native = self._registration = None  # last: until then, whoever is interrupted can begin again
+            if self.native is not None:
+                _register(self.native.pack_hook, self.native.unpack_hook)
+            self.is_registered = False  # last: until then, whoever is interrupted can begin again
 
     def _reset_at_exit(self) -> None:
         if self.is_registered:
@@ -233,44 +275,3 @@ def _report(failure: BaseException | None, error: BaseException | None) -> None:
             error.add_note(f"Before that, a saved tensor could not be packed: {type(failure).__qualname__}: {failure}")
     finally:
         del failure, error  # or the frames of the traceback and the exception hold one another
-
-
-def _registered_over(pack: Any, unpack: Any) -> saved_tensors_hooks | None:
-    """Register the pair, in place of one that was entered before any of ours; return that, if there is one."""
-    try:
-        _register(pack, unpack)
-    except ValueError:  # how Paddle says that a pair is in force
-        referrers = gc.get_referrers(saved_tensors_hooks)
-        earlier = _taken_back([each for each in referrers if isinstance(each, saved_tensors_hooks)])
-        _register(pack, unpack)
-        return earlier
-    return None
-
-
-def _taken_back(candidates: Sequence[saved_tensors_hooks]) -> saved_tensors_hooks:
-    """Take back the pair that is in force, and return whose it was.
-
-    Paddle does not say which it is, but it is the one whose ``pack_hook`` Paddle alone lets go of then.
-    """
-    if not candidates:
-        raise BackendError(
-            "saved-tensor hooks are in force that no paddle.autograd.saved_tensors_hooks has entered, or one that "
-            "gc.freeze() has set aside, so that they could not be put back afterwards; take them back first, or enter "
-            "the tensorstash scope before them"
-        )
-    held = [(getrefcount(one.pack_hook), getrefcount(one.unpack_hook)) for one in candidates]
-    _reset()
-    entered, alone = [], []
-    for one, (packs, unpacks) in zip(candidates, held, strict=True):
-        if getrefcount(one.pack_hook) < packs:
-            entered.append(one)
-            if getrefcount(one.unpack_hook) < unpacks:  # which graphs hold, too
-                alone.append(one)
-    for found in (entered, alone):
-        if len({(id(one.pack_hook), id(one.unpack_hook)) for one in found}) == 1:
-            return found[0]
-    raise BackendError(
-        f"paddle.autograd.saved_tensors_hooks were in force that were entered earlier, and it cannot be told which of "
-        f"{len(candidates)} live ones they were, to put them back afterwards; they are taken back. Enter the "
-        f"tensorstash scope before them, and give each a pack hook of its own"
-    )

@@ -1,8 +1,7 @@
-"""The objects in Paddle's graph in place of saved tensors, and the functions that Paddle calls."""
+"""The objects in Paddle's graph in place of saved tensors."""
 
 from _thread import get_ident
 from collections.abc import Callable, Hashable
-from functools import partial
 from math import prod
 from types import CellType
 from typing import Any
@@ -12,10 +11,8 @@ from paddle import Tensor
 from paddle.base.framework import _current_expected_place
 
 from tensorstash.backends.paddle.layout import private_copy
-from tensorstash.backends.paddle.repairs.backward import backwards, hook_failed, last_failure
-from tensorstash.backends.paddle.repairs.patches import Lease
+from tensorstash.backends.paddle.repairs.backward import backwards
 from tensorstash.errors import BackendError, SavedTensorModifiedError, StashError
-from tensorstash.host.blocks import guarded
 
 Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
@@ -28,13 +25,12 @@ class Scope:
         source: who entered it and will leave it.
         pack: called on this thread only.
         unpack: called from any thread.
-        lease: of the patches that hooks need.
         private: whether a result of ``unpack`` is either the saved tensor's memory or nobody else's.
     """
 
-    __slots__ = ("_lease", "failure", "pack", "private", "ready", "recent", "settings", "source", "thread", "unpack")
+    __slots__ = ("failure", "pack", "private", "ready", "recent", "settings", "source", "thread", "unpack")
 
-    def __init__(self, source: object, pack: Pack, unpack: Unpack, lease: Lease, *, private: bool = False) -> None:
+    def __init__(self, source: object, pack: Pack, unpack: Unpack, *, private: bool = False) -> None:
         self.private = private
         self.source: object = source
         self.pack = pack
@@ -44,7 +40,6 @@ class Scope:
         self.failure: BaseException | None = None
         self.recent: list[tuple[Tensor, object]] = []
         self.settings: dict[int, tuple[Hashable, ...]] = {}
-        self._lease = lease
 
     def end(self) -> BaseException | None:
         """Drop the parts that only the block needs; return an exception of ``pack`` that nobody has got."""
@@ -59,55 +54,25 @@ def _ended(tensor: Tensor) -> Any:
     raise AssertionError("a scope that has ended was asked to pack")
 
 
-def pair_for_paddle(
-    innermost: dict[int, Scope], registration: Callable[[], Lease | None], tidy: Callable[[], None]
-) -> tuple[Callable[[Tensor | None], Any], Callable[[Any], Tensor | None]]:
-    """Return the one pair that Paddle knows, for the operations of every thread.
+def unhooked(tensor: Tensor | None, scope: Scope | None) -> "Unhooked | NotPacked | Absent":
+    """Return what stands for a tensor that no scope packs."""
+    if tensor is None:
+        return Absent()
+    if scope is not None and scope.failure is not None:
+        return NotPacked(scope, scope.failure)
+    return Unhooked(tensor)
 
-    An exception of a hook does not go through C++, which would leak the arguments and the graph behind them,
-    switch gradient recording off and make an ``OSError`` of it. One of ``pack`` is raised when the scope ends,
-    and unpack before that. One of ``unpack`` is raised by backward: it refuses the None that it gets instead.
 
-    Args:
-        innermost: by thread; looked into at every call.
-        registration: keeps the patches in force while the pair is.
-        tidy: called where a tensor is saved outside of every scope.
-    """
-
-    def unhooked(tensor: Tensor | None) -> Any:
-        lease = registration()
-        if not innermost:
-            tidy()
-        return _unhooked(tensor, innermost.get(get_ident()), lease)
-
-    def pack_for_paddle(tensor: Tensor | None) -> Any:
-        scope = innermost.get(get_ident())
-        if scope is None or not scope.ready or tensor is None:
-            return unhooked(tensor)
-        scope.ready = False
-        # A cell is the cheapest box that can be emptied; tuples and lists are not opaque to Paddle.
-        packed = CellType((scope, scope.pack(tensor)))
-        scope.ready = True
-        return packed
-
-    def not_packed(error: BaseException) -> Any:
-        scope = innermost.get(get_ident())
-        if scope is None:
-            raise error
-        scope.failure = error  # and never ready again
-        return _NotPacked(scope, error)
-
-    def unpack_for_paddle(packed: Any) -> Tensor | None:
-        if type(packed) is not CellType:
-            restored: Tensor | None = packed.restore()
-            return restored if restored is None else with_memory(restored)
-        scope, value = packed.cell_contents
-        tensor: Tensor = scope.unpack(value)
-        if backwards.release:
-            del packed.cell_contents
-        return tensor if tensor._is_initialized() else with_memory(tensor)
-
-    return guarded(pack_for_paddle, not_packed), guarded(unpack_for_paddle, hook_failed)
+def unpacked(packed: Any) -> Tensor | None:
+    """Return the tensor behind whatever stands for it; drop that if nobody will ask again."""
+    if type(packed) is not CellType:
+        restored: Tensor | None = packed.restore()
+        return restored if restored is None else with_memory(restored)
+    scope, value = packed.cell_contents
+    tensor: Tensor = scope.unpack(value)
+    if backwards.release:
+        del packed.cell_contents
+    return tensor if tensor._is_initialized() else with_memory(tensor)
 
 
 def with_memory(tensor: Tensor) -> Tensor:
@@ -125,70 +90,27 @@ def with_memory(tensor: Tensor) -> Tensor:
     return paddle._C_ops.empty([nbytes], paddle.uint8, place)
 
 
-def _unhooked(tensor: Tensor | None, scope: Scope | None, lease: Lease | None) -> Any:
-    if tensor is None:
-        return _Absent()
-    if scope is not None and scope.failure is not None:
-        return _NotPacked(scope, scope.failure)
-    return Unhooked(tensor, lease)
-
-
-class Guard:
-    """While it is entered, tensors that its thread saves come back in memory that backward may write into.
+class Private:
+    """A tensor that comes back in memory that backward may write into.
 
     Args:
-        pack: of the pair that Paddle knows, as is ``unpack``.
-        unpack: likewise.
-        innermost: scopes by thread; changed.
-        lease: of the patches that hooks need.
+        packed: stands for it.
+        address: of the saved tensor's memory, if ``unpack`` returns that or memory that is nobody else's.
     """
 
-    __slots__ = ("_innermost", "_outer", "_pack", "_scope", "_unpack")
+    __slots__ = ("_address", "_packed")
 
-    def __init__(
-        self,
-        pack: Callable[[Tensor | None], Any],
-        unpack: Callable[[Any], Tensor | None],
-        innermost: dict[int, Scope],
-        lease: Lease,
-    ) -> None:
-        self._pack = pack
-        self._unpack = unpack
-        self._innermost = innermost
-        self._outer = innermost.get(get_ident())
-        self._scope = Scope(None, self._guarded, partial(_written_into, unpack), lease)
+    def __init__(self, packed: Any, address: int | None) -> None:
+        self._packed = packed
+        self._address = address
 
-    def __enter__(self) -> None:
-        self._innermost[self._scope.thread] = self._scope
-
-    def __exit__(self, *_: object) -> None:
-        self._put_back()
-        self._scope.end()
-
-    def _put_back(self) -> None:
-        if self._outer is None:
-            del self._innermost[self._scope.thread]
-        else:
-            self._innermost[self._scope.thread] = self._outer
-
-    def _guarded(self, tensor: Tensor) -> Any:
-        """Save a tensor as if there were no guard, and remember where it was."""
-        self._put_back()
-        try:
-            packed = self._pack(tensor)
-        finally:
-            self._innermost[self._scope.thread] = self._scope
-        is_private = self._outer is not None and self._outer.private
-        return packed, tensor.data_ptr() if is_private and tensor._is_initialized() else None
-
-
-def _written_into(unpack: Callable[[Any], Tensor | None], guarded: tuple[Any, int | None]) -> Tensor:
-    packed, address = guarded
-    tensor = unpack(packed)
-    if tensor is None:
-        raise last_failure()
-    is_private = address is not None and tensor.data_ptr() != address
-    return tensor if is_private or not tensor._is_initialized() else private_copy(tensor)
+    def restore(self) -> Tensor | None:
+        """Return the tensor, or a copy."""
+        tensor = unpacked(self._packed)
+        if tensor is None or not tensor._is_initialized():
+            return tensor
+        is_private = self._address is not None and tensor.data_ptr() != self._address
+        return tensor if is_private else private_copy(tensor)
 
 
 class Unhooked:
@@ -196,13 +118,11 @@ class Unhooked:
 
     Args:
         tensor: the saved one.
-        lease: of the patches that tell whether backward keeps its graph; they outlive the registration here.
     """
 
-    __slots__ = ("_alias", "_lease", "_version")
+    __slots__ = ("_alias", "_version")
 
-    def __init__(self, tensor: Tensor, lease: Lease | None) -> None:
-        self._lease = lease
+    def __init__(self, tensor: Tensor) -> None:
         self._alias: Tensor | None = tensor.detach()
         self._version = tensor.inplace_version
 
@@ -226,7 +146,7 @@ class Unhooked:
         return alias
 
 
-class _NotPacked:
+class NotPacked:
     """A tensor that could not be packed, or came after one that could not."""
 
     __slots__ = ("_error", "_scope")
@@ -243,7 +163,7 @@ class _NotPacked:
         raise StashError(f"a saved tensor is asked for that could not be packed ({self._error}), as was reported then")
 
 
-class _Absent:
+class Absent:
     """A ``None`` among saved tensors."""
 
     __slots__ = ()

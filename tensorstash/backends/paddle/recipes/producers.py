@@ -15,7 +15,7 @@ from tensorstash.backends.paddle.layout import dtype_name, elements, rebuilt, sp
 from tensorstash.backends.paddle.nodes import kind_of, node_of
 from tensorstash.backends.paddle.readers import reader
 from tensorstash.backends.paddle.recipes.rules import OUTPUTS, READERS, RULES, Rule, is_first
-from tensorstash.backends.paddle.recipes.search import MASK, Leaves, Note, Search
+from tensorstash.backends.paddle.recipes.search import MASK, Note, Search
 from tensorstash.backends.paddle.recipes.settings import Settings
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.backends.search import NoRecipe, run_again
@@ -32,22 +32,22 @@ class Producers:
     Args:
         is_ours: whether an object is a handle that a recipe may have for an input.
         rules: besides those that are built in.
-        parameters: returns those of the process.
+        parameters: of the process.
         settings: returns those that operations of this scope ran with, by the address of the node.
     """
 
-    __slots__ = ("_is_ours", "_leaves", "_notes", "_rules", "_settings")
+    __slots__ = ("_is_ours", "_notes", "_parameters", "_rules", "_settings")
 
     def __init__(
         self,
         is_ours: Callable[[object], bool],
         rules: Sequence[Rule],
-        parameters: Callable[[], Parameters],
+        parameters: Parameters,
         settings: Callable[[], Mapping[int, Settings]],
     ) -> None:
         self._is_ours = is_ours
         self._rules = {**RULES, **{rule.node: rule for rule in rules}}
-        self._leaves = Leaves(parameters)
+        self._parameters = parameters
         self._settings = settings
         self._notes: dict[Hashable, Note] = {}
 
@@ -97,7 +97,7 @@ class Producers:
             return "made outside of the graph"
         if not self._is_first(node, tensor):
             return f"a statistic of {name}"
-        search = Search(self._notes, self._leaves, self._settings(), self._rules, ops, depth)
+        search = Search(self._notes, self._parameters, self._settings(), self._rules, ops, depth)
         try:
             recipe = search.recipe(search.made(node, tensor))
         except NoRecipe as reason:

@@ -6,7 +6,7 @@ An address says something only as long as its node lives. That is so while a han
 to the node; where another reader gets one, all that was noted until then counts no more.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -14,7 +14,7 @@ from paddle import Tensor
 
 from tensorstash.abilities.recipes import Leaf
 from tensorstash.backends.paddle.eligibility import Parameters
-from tensorstash.backends.paddle.nodes import ACCUMULATION, kind_of, node_of
+from tensorstash.backends.paddle.nodes import ACCUMULATION, kind_of
 from tensorstash.backends.paddle.recipes.rules import Like, Rule
 from tensorstash.backends.search import NoRecipe
 from tensorstash.backends.search import Search as AnySearch
@@ -46,62 +46,24 @@ class _Wanted(NamedTuple):
         return _Wanted(self.shape if like == "same" else None, None if like == "free" else self.dtype)
 
 
-class Leaves:
-    """Finds parameters by the nodes that accumulate their gradients. Thread-safe.
-
-    Args:
-        parameters: returns those of the process; the same object as long as nothing has changed.
-    """
-
-    __slots__ = ("_found", "_parameters", "_searched")
-
-    def __init__(self, parameters: Callable[[], Parameters]) -> None:
-        self._parameters = parameters
-        self._searched: Parameters | None = None
-        self._found: dict[int, ref[Tensor]] = {}
-
-    def at(self, node: Any) -> Tensor | None:
-        """Return the parameter of a node; None for leaves that are none."""
-        address = node.node_ptr()
-        leaf = self._known(address)
-        if leaf is None:
-            now = self._parameters()
-            if now is not self._searched:
-                self._found = {node.node_ptr(): ref(each) for each, node in _with_nodes(now)}
-                self._searched = now
-                leaf = self._known(address)
-        return leaf
-
-    def _known(self, address: int) -> Tensor | None:
-        known = self._found.get(address)
-        leaf = None if known is None else known()
-        node = None if leaf is None else node_of(leaf)
-        return leaf if node is not None and node.node_ptr() == address else None
-
-
-def _with_nodes(parameters: Parameters) -> list[tuple[Tensor, Any]]:
-    dense = (each for each in parameters.alive() if not each.stop_gradient and not each.is_dist())
-    return [(each, node) for each in dense if (node := node_of(each)) is not None]
-
-
 class Search(AnySearch):
     """Follows the graph back from one tensor.
 
     Args:
         notes: the handles of nodes' outputs, by address.
-        leaves: finds parameters.
+        parameters: of the process.
         settings: that operations ran with, by the address of the node.
         rules: by the name of the node.
         ops: names of the rules that may be used; None for all.
         depth: most operations one after the other.
     """
 
-    __slots__ = ("_leaves", "_noted_settings", "_notes")
+    __slots__ = ("_noted_settings", "_notes", "_parameters")
 
     def __init__(
         self,
         notes: Mapping[Any, Note],
-        leaves: Leaves,
+        parameters: Parameters,
         settings: Mapping[int, tuple[Hashable, ...]],
         rules: Mapping[str, Rule],
         ops: frozenset[str] | None,
@@ -109,7 +71,7 @@ class Search(AnySearch):
     ) -> None:
         super().__init__(rules, ops, depth)
         self._notes = notes
-        self._leaves = leaves
+        self._parameters = parameters
         self._noted_settings = settings
 
     def made(self, node: Any, tensor: Tensor) -> tuple[Any, int]:
@@ -127,7 +89,7 @@ class Search(AnySearch):
             return found, 0
         kind = kind_of(node)
         if kind == ACCUMULATION:
-            leaf = self._leaves.at(node)
+            leaf = self._parameters.leaf_of(node)
             if leaf is None:
                 raise NoRecipe("a leaf that is no parameter")
             return self.input(Leaf(leaf)), 0

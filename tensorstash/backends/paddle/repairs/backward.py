@@ -13,7 +13,6 @@ from typing import Any
 from paddle.base import core
 from paddle.base.framework import _dygraph_tracer
 
-from tensorstash.backends.paddle.repairs.patches import Patch
 from tensorstash.host.blocks import Block
 
 
@@ -65,13 +64,6 @@ def hook_failed(error: BaseException) -> None:
     _this.error = error
 
 
-def last_failure() -> BaseException:
-    """Return the last exception of a hook on this thread that C++ has not given back yet."""
-    error = _this.error
-    assert error is not None, "asked for a failure that there was not"
-    return error
-
-
 def raise_original(error: BaseException | None) -> None:
     """Raise the hook's exception that C++ made ``error`` from, with its own traceback, cause and context.
 
@@ -115,20 +107,12 @@ def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Call
     return run
 
 
-def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
+def repair() -> None:
+    """Replace both ways into backward: ``Tensor.backward``, ``paddle.autograd`` and ``paddle.grad`` look these up."""
+
     def retains(tensors: Any, grads: Any, retain_graph: bool = False, *_: Any, **__: Any) -> bool:
         return retain_graph
 
-    return _guarded(original, retains)
-
-
-def _partial_grad(original: Callable[..., Any]) -> Callable[..., Any]:
+    core.eager.run_backward = _guarded(core.eager.run_backward, retains)
     # It runs on a copy of the graph and never releases the original, whatever retain_graph says.
-    return _guarded(original, lambda *_, **__: True)
-
-
-PATCHES = (
-    Patch(core.eager, "run_backward", _backward),
-    Patch(core.eager, "run_partial_grad", _partial_grad),
-)
-"""Every way into backward: ``Tensor.backward``, ``paddle.autograd.backward`` and ``paddle.grad`` look these up."""
+    core.eager.run_partial_grad = _guarded(core.eager.run_partial_grad, lambda *_, **__: True)

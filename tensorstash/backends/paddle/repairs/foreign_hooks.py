@@ -9,7 +9,6 @@ from paddle.autograd import saved_tensors_hooks
 from tensorstash.backends.paddle.hooks import HookStack
 from tensorstash.backends.paddle.layout import dtype_name, fitted, place_name, spec_of
 from tensorstash.backends.paddle.packed import Pack, Unpack
-from tensorstash.backends.paddle.repairs.patches import Patch
 from tensorstash.errors import StashError
 from tensorstash.spec import TensorSpec
 
@@ -60,26 +59,33 @@ def _require(tensor: object, spec: TensorSpec) -> None:
     raise StashError(f"unpack returned {got}, expected {spec}; return the packed tensor, on the place it came from")
 
 
-def foreign_patches(stack: HookStack) -> tuple[Patch, ...]:
-    """Return patches that route ``paddle.autograd.saved_tensors_hooks``, and ``recompute``, which builds on it, through
-    the stack."""
+def repair(stack: HookStack) -> None:
+    """Route ``paddle.autograd.saved_tensors_hooks``, and ``recompute``, which builds on it, through the stack.
 
-    def enter(original: Callable[..., None]) -> Callable[..., None]:
-        def __enter__(hooks: saved_tensors_hooks) -> None:  # noqa: N807
-            pack, unpack = hooks.pack_hook, cast(Unpack, hooks.unpack_hook)
-            if not (_is_paddles(hooks.pack_hook) and _is_paddles(unpack)):
-                pack, unpack = checked(pack, unpack)
-            stack.push(hooks, pack, unpack)
+    As long as no scope is in force, a pair is Paddle's own matter, and put back after the scopes inside it.
+    """
+    pairs: Any = saved_tensors_hooks
+    enter, leave = pairs.__enter__, pairs.__exit__
 
-        return __enter__
+    def __enter__(hooks: saved_tensors_hooks) -> None:  # noqa: N807
+        if not stack.is_registered:
+            enter(hooks)
+            stack.native = hooks
+            return
+        pack, unpack = hooks.pack_hook, cast(Unpack, hooks.unpack_hook)
+        if not (_is_paddles(pack) and _is_paddles(unpack)):
+            pack, unpack = checked(pack, unpack)
+        stack.push(hooks, pack, unpack)
 
-    def leave(original: Callable[..., None]) -> Callable[..., None]:
-        def __exit__(hooks: saved_tensors_hooks, kind: Any, error: Any, trace: Any) -> None:  # noqa: N807
+    def __exit__(hooks: saved_tensors_hooks, kind: Any, error: Any, trace: Any) -> None:  # noqa: N807
+        if stack.native is not hooks:
             stack.pop(hooks, error)
+            return
+        stack.native = None
+        if not stack.is_registered:
+            leave(hooks, kind, error, trace)
 
-        return __exit__
-
-    return Patch(saved_tensors_hooks, "__enter__", enter), Patch(saved_tensors_hooks, "__exit__", leave)
+    pairs.__enter__, pairs.__exit__ = __enter__, __exit__
 
 
 def _is_paddles(hook: Callable[..., Any]) -> bool:

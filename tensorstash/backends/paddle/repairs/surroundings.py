@@ -9,7 +9,6 @@ from paddle.base import core
 from paddle.jit.dy2static.pir_partial_program import PartialProgramLayer
 
 from tensorstash.backends.paddle.hooks import HookStack
-from tensorstash.backends.paddle.repairs.patches import Patch
 from tensorstash.errors import TensorStashWarning
 
 A = TypeVar("A")
@@ -46,8 +45,8 @@ class StaticGraphWarning(TensorStashWarning):
     """A compiled program ran inside hooks; its saved tensors stay where they are."""
 
 
-def static_patches(stack: HookStack) -> tuple[Patch, ...]:
-    """Return patches that make a compiled program say that hooks around it do nothing."""
+def repair(stack: HookStack) -> None:
+    """Make a compiled program say that hooks around it do nothing."""
 
     def warned(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -64,4 +63,5 @@ def static_patches(stack: HookStack) -> tuple[Patch, ...]:
 
         return call
 
-    return Patch(PartialProgramLayer, "__call__", warned), Patch(PartialProgramLayer, "sot_call", warned)
+    program: Any = PartialProgramLayer
+    program.__call__, program.sot_call = warned(program.__call__), warned(program.sot_call)

@@ -11,7 +11,6 @@ from typing import Any
 from paddle import _C_ops, _legacy_C_ops
 
 from tensorstash.backends.paddle.hooks import HookStack
-from tensorstash.backends.paddle.repairs.patches import Patch
 
 WRITERS = (
     "c_softmax_with_cross_entropy",
@@ -23,8 +22,8 @@ WRITERS = (
 """Operations, by their names in Paddle's operator modules, whose backward makes its gradient in the saved softmax."""
 
 
-def writer_patches(stack: HookStack) -> tuple[Patch, ...]:
-    """Return patches that give the backward of those operations memory of its own while hooks are in force."""
+def repair(stack: HookStack) -> None:
+    """Give the backward of those operations memory of its own while hooks are in force."""
 
     def guarded(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
@@ -34,5 +33,7 @@ def writer_patches(stack: HookStack) -> tuple[Patch, ...]:
 
         return call
 
-    modules = (_C_ops, _legacy_C_ops)
-    return tuple(Patch(module, name, guarded) for module in modules for name in WRITERS if hasattr(module, name))
+    for module in (_C_ops, _legacy_C_ops):
+        for name in WRITERS:
+            if hasattr(module, name):
+                setattr(module, name, guarded(getattr(module, name)))
