@@ -11,7 +11,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,31 +51,21 @@ class Watch(MetaPathFinder):
         self._waits_for = set(FRAMEWORKS)
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Let the other finders find a framework, and stand before its loader."""
+        """Let the other finders find a framework, and have its loader tell when it is done."""
         if fullname not in self._waits_for:
             return None
         self._waits_for.discard(fullname)  # the search below comes here again
         found = find_spec(fullname)
-        if found is not None and found.loader is not None:
-            found.loader = _Telling(found.loader, self._on_import)
+        if found is not None and (loader := found.loader) is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module  # no trace is left
+                execute(module)
+                self._on_import(fullname)
+
+            loader.exec_module = exec_module  # type: ignore[method-assign]
         return found
-
-
-class _Telling(Loader):
-    """A loader that tells when it is done, and leaves no trace in the module."""
-
-    def __init__(self, loader: Loader, on_import: Callable[[str], object]) -> None:
-        self._loader = loader
-        self._on_import = on_import
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._on_import(module.__name__)
 
 
 def run_program(program: Sequence[str]) -> None:

@@ -15,8 +15,16 @@ _KEEPS_PAGES = preloaded_allocator() is not None
 """Whether the allocator reuses what is freed, so that it has no idle memory beside that of the pool."""
 
 
-def _take(nbytes: int) -> Array:
-    """Return whole pages: the pool's, or beside an allocator that serves as one those that are idle there."""
+def whole_pages(nbytes: int) -> Array:
+    """Return uninitialised, writable bytes that start with a page, as direct I/O wants them.
+
+    They are of a pool, to which they go back with the last view of them: fresh pages cost more than copying into them,
+    and the C allocator may never give them back. An allocator that reuses what is freed needs none beside it, but for
+    the pages that payloads have left idle.
+
+    >>> whole_pages(10).ctypes.data % 4096
+    0
+    """
     is_pools = not _KEEPS_PAGES or HUGE_PAGE <= nbytes <= POOL.idle_bytes
     return POOL.take(nbytes) if is_pools else page_aligned(nbytes)
 
@@ -24,9 +32,7 @@ def _take(nbytes: int) -> Array:
 def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
     """Return uninitialised, writable bytes whose address modulo 64 is ``alignment``.
 
-    Large buffers come in whole pages, with ``alignment`` 0 from the first byte on: those of a pool, to which they go
-    back with the last view of them, since fresh pages cost more than copying into them, and the C allocator may never
-    give them back. One that keeps freed memory, and gives it out before fresh pages, needs no pool beside it.
+    Large ones are :func:`whole_pages`, with ``alignment`` 0 from the first byte on.
 
     Args:
         nbytes: length in bytes.
@@ -39,22 +45,11 @@ def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
     (16, 1048576)
     """
     if nbytes >= SMALLEST:
-        pages = _take(nbytes + alignment)
+        pages = whole_pages(nbytes + alignment)
         return pages[alignment:] if alignment else pages
     raw = np.empty(nbytes + 2 * ALIGNMENT, np.uint8)
     start = (alignment - address(raw)) % ALIGNMENT
     return raw[start : start + nbytes]
-
-
-def whole_pages(nbytes: int) -> Array:
-    """Return uninitialised, writable bytes that start with a page, as direct I/O wants them.
-
-    Large ones come from where those of :func:`aligned_empty` do.
-
-    >>> whole_pages(10).ctypes.data % 4096
-    0
-    """
-    return _take(nbytes)
 
 
 def payload_empty(nbytes: int) -> Array:

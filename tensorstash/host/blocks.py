@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensorstash.host import native
 
@@ -13,6 +13,10 @@ class PythonBlock:
     """The base of :class:`Block` where nothing is compiled; an interrupt where ``__exit__`` begins ends it."""
 
     __slots__ = ()
+    enter: Callable[[], Any]
+    undo: Callable[[], object]
+    leave: Callable[..., Any]
+    finish: Callable[..., object]
 
     def __enter__(self) -> Any:
         try:
@@ -29,26 +33,6 @@ class PythonBlock:
         except BaseException:
             _made_up_for(self.finish, kind, error, trace)
             raise
-
-    def enter(self) -> Any:
-        """Begin; the result is bound by ``as``."""
-        raise NotImplementedError
-
-    def leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> Any:
-        """End; true if the exception ends here."""
-        raise NotImplementedError
-
-    def undo(self) -> None:
-        """Undo :meth:`enter`, as far as it has come; called where that raises, until this does not."""
-        raise NotImplementedError
-
-    def finish(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        """Do the rest of :meth:`leave`; called where that raises, until this does not."""
-        raise NotImplementedError
 
 
 def _made_up_for(call: Callable[..., object], *arguments: object) -> None:
@@ -80,29 +64,35 @@ def guarded(function: Callable[[Any], Any], handler: Callable[[BaseException], A
     return call
 
 
-_Base = PythonBlock
-if not TYPE_CHECKING and native.functions is not None:
-    _Base = native.functions.Block
+_Base: Any = PythonBlock if native.functions is None else native.functions.Block
 
 
-class Block(_Base):
+class Block(_Base):  # type: ignore[misc]  # which of the two, is known at run time
     """A context manager that is left whenever it was entered, even in part, whatever interrupts.
 
     A signal handler, such as that of Ctrl-C, may raise wherever a function of Python begins or a call has returned:
     also at the end of ``__enter__``, when its work is done and ``with`` does not know it yet, and at the beginning
-    of ``__exit__``. Whoever derives from this has the methods of :class:`PythonBlock`.
+    of ``__exit__``.
     """
 
     __slots__ = ()
 
+    def enter(self) -> Any:
+        """Begin; the result is bound by ``as``."""
+        raise NotImplementedError
+
+    def undo(self) -> None:
+        """Undo :meth:`enter`, as far as it has come; called where that raises, until this does not."""
+        raise NotImplementedError
+
     def leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> Any:
-        """End, as :meth:`undo` does."""
+        """End, as :meth:`undo` does; true if the exception ends here."""
         self.undo()
 
     def finish(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        """Do what :meth:`leave` has not done, as :meth:`undo` does."""
+        """Do the rest of :meth:`leave`; called where that raises, until this does not."""
         self.undo()

@@ -68,7 +68,7 @@ def entries(directory: Path) -> list[str]:
 def test_only_the_last_resort_has_a_name_and_it_is_private(tmp_path, level):
     store = DiskStore(Disk(directory=str(tmp_path)), LEVELS[level])
     store.put(np.zeros(10, np.uint8))
-    (slab,) = store._slabs
+    slab = store._slab
     assert stat.S_IMODE(os.fstat(slab._file.fd).st_mode) == 0o600
     assert not os.get_inheritable(slab._file.fd)
     if level == "named":
@@ -238,7 +238,7 @@ def test_a_fork_stores_in_files_of_its_own_and_harms_nothing(tmp_path, level):
     script = """
 from tensorstash.errors import SlotGoneError, StoreError
 store = open_store()
-(slab,) = store._slabs
+slab = store._slab
 slot = store.put(np.full(9_000_000, 3, np.uint8))
 doomed = store.put(np.full(100, 4, np.uint8))
 names = os.listdir(sys.argv[1])

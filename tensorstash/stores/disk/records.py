@@ -1,6 +1,5 @@
 """The record of one payload on disk: its pieces, and its users."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import ref
@@ -13,9 +12,8 @@ from tensorstash.stores.disk.turn import Turn
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """The bytes ``start:stop`` of a record as it is turned, in one extent of one slab."""
+    """The bytes ``start:stop`` of a record as it is turned, in one extent of its slab."""
 
-    slab: Slab
     extent: Extent
     start: int
     stop: int
@@ -27,11 +25,11 @@ class Record:
     """A slot; equal only to itself. Its space is free when it is deleted or dropped, and nobody uses it."""
 
     nbytes: int
+    slab: Slab
     pieces: list[Piece]
     turn: Turn
     users: int = 1
     is_live: bool = False
-    pid: int = field(default_factory=os.getpid)
     space: "Space | None" = None
 
 
@@ -60,5 +58,5 @@ def corrupt(record: Record, piece: Piece, found: Sequence[int]) -> CorruptDataEr
     start = piece.start + number * CHECKSUM_BLOCK
     return CorruptDataError(
         f"bytes {start} to {min(start + CHECKSUM_BLOCK, piece.stop)} on disk of a record of {record.nbytes} bytes in "
-        f"{piece.slab.directory!r}: got checksum {got:#018x}, expected {expected:#018x}"
+        f"{record.slab.directory!r}: got checksum {got:#018x}, expected {expected:#018x}"
     )

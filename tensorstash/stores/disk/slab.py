@@ -60,7 +60,7 @@ class Slab:
     def __init__(self, directory: str, calls: Syscalls, *, direct: bool, limit_bytes: int | None) -> None:
         self.directory = directory
         self.size = 0
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._is_closed = False
         self._calls = calls
         self._limit = None if limit_bytes is None else limit_bytes // BLOCK * BLOCK
@@ -185,7 +185,7 @@ class Slab:
         """Close the file, which is gone with that, but in a forked child, where the parent has it still; idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            self._file.close(remove=os.getpid() == self._pid)
+            self._file.close(remove=os.getpid() == self.pid)
 
     def _write_all(self, parts: list[Array], offset: int) -> None:
         def write(done: int) -> int:

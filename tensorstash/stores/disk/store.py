@@ -103,16 +103,13 @@ class DiskStore:
         self._config = config
         self._calls = calls or Syscalls()
         self._closed = False
-        # One slab, or none once it is closed; a list, which the finalizer can hold.
-        self._slabs: list[Slab] = []
         self._begin()
-        weakref.finalize(self, _close, self._slabs)
-        self._open()
+        self._slab: Slab | None = self._opened()
         renew_after_fork(self)
 
     def after_fork(self) -> None:
         """Leave files and records to the parent, which goes on writing where they are."""
-        _close(self._slabs)
+        self._shut()
         self._begin()
 
     def _begin(self) -> None:
@@ -122,11 +119,18 @@ class DiskStore:
         self._dropped: deque[Space] = deque()
         self._drops = self._dropped.append  # one for all: the collector looks at each
 
-    def _open(self) -> None:
+    def _opened(self) -> Slab:
         config = self._config
         limit = None if config.budget is None else parse_bytes(config.budget, path="disk.budget")
         (directory,) = config.directories
-        self._slabs.append(Slab(directory, self._calls, direct=config.direct, limit_bytes=limit))
+        slab = Slab(directory, self._calls, direct=config.direct, limit_bytes=limit)
+        weakref.finalize(self, slab.close)
+        return slab
+
+    def _shut(self) -> None:
+        if self._slab is not None:
+            self._slab.close()
+            self._slab = None
 
     @property
     def used_bytes(self) -> int:
@@ -134,17 +138,17 @@ class DiskStore:
         with self._lock:
             free = {space for space in [*self._dropped] if space.is_free} & self._spaces
             held = sum(piece.extent.size for space in free for piece in space.pieces)
-            return sum(slab.used_bytes for slab in self._slabs) - held
+            return 0 if self._slab is None else self._slab.used_bytes - held
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of disk that the store takes, free space inside its files included; never above the budget."""
-        return sum(slab.size for slab in self._slabs)
+        """Bytes of disk that the store takes, free space inside its file included; never above the budget."""
+        return 0 if self._slab is None else self._slab.size
 
     @property
     def direct(self) -> bool:
         """Whether the page cache is bypassed."""
-        return all(slab.direct for slab in self._slabs)
+        return self._slab is not None and self._slab.direct
 
     def put(self, data: Array, /) -> Slot:
         """Write ``data`` to disk and return its slot; the array is not kept.
@@ -159,12 +163,12 @@ class DiskStore:
             data = copied(data)
         record = self._begin_put(data)
         try:
+            slab = record.slab
             for piece in record.pieces:
-                slab, start, stop = piece.slab, piece.start, piece.stop
                 if is_in_place or not slab.direct:
-                    piece.digests = slab.write(record.turn.parts(data, start, stop), piece.extent)
+                    piece.digests = slab.write(record.turn.parts(data, piece.start, piece.stop), piece.extent)
                 else:
-                    piece.digests = slab.write_copy(data[start:stop], piece.extent)
+                    piece.digests = slab.write_copy(data[piece.start : piece.stop], piece.extent)
             record.is_live = True
             return record
         except BaseException:
@@ -185,11 +189,10 @@ class DiskStore:
         try:
             pages = whole_pages(record.turn.room + round_up(record.nbytes))
             out = pages[record.turn.room :]
-            is_scattered = _SCATTERED <= out.size < HUGE_PAGE
-
+            slab = record.slab
+            fill = slab.read_copy if slab.direct and _SCATTERED <= out.size < HUGE_PAGE else slab.read
             for piece in record.pieces:
-                slab, nbytes = piece.slab, piece.stop - piece.start
-                fill = slab.read_copy if is_scattered and slab.direct else slab.read
+                nbytes = piece.stop - piece.start
                 found = fill(out[piece.start :][: round_up(nbytes)], nbytes, piece.extent.offset)
                 if found != piece.digests:
                     raise corrupt(record, piece, found)
@@ -207,21 +210,21 @@ class DiskStore:
             self._drop(slot)
 
     def close(self) -> None:
-        """Close the files, which are gone with that; idempotent. Calls that are running end first."""
+        """Close the file, which is gone with that; idempotent. Calls that are running end first."""
         self._closed = True
         with self._lock:
             if not self._users:
-                _close(self._slabs)
+                self._shut()
 
     def _begin_put(self, data: Array) -> Record:
-        """Return a record with space, which stays in use, as the files stay open, until :meth:`_end`."""
+        """Return a record with space, which stays in use, as the file stays open, until :meth:`_end`."""
         with self._lock:
             self._refuse_closed()
-            if not self._slabs:  # this process is a fork
-                self._open()
-            self._settle()
-            (slab,) = self._slabs
-            record = Record(data.size, self._allocate(data.size, slab), turn_of(data, slab.address_unit))
+            if self._slab is None:  # this process is a fork
+                self._slab = self._opened()
+            slab = self._slab
+            self._settle(slab)
+            record = Record(data.size, slab, self._allocate(data.size, slab), turn_of(data, slab.address_unit))
             record.space = space = Space(record, self._drops)
             space.pieces = record.pieces
             self._spaces.add(space)
@@ -229,15 +232,15 @@ class DiskStore:
         return record
 
     def _begin_get(self, slot: Slot) -> Record:
-        """Return a record that is held, which stays in use, as the files stay open, until :meth:`_end`."""
+        """Return a record that is held, which stays in use, as the file stays open, until :meth:`_end`."""
         with self._lock:
             self._refuse_closed()
             if not isinstance(slot, Record) or not slot.is_live or not self._knows(slot):
                 raise SlotGoneError(f"{self._config!r} holds no such slot: it was deleted")
-            if slot.pid != os.getpid():
+            if slot.slab.pid != os.getpid():
                 raise StoreError(
                     f"{self._config!r}: a record of {slot.nbytes} bytes was stored before this process was forked and "
-                    f"is the parent's; run forward again in this process, or backward in process {slot.pid}"
+                    f"is the parent's; run forward again in this process, or backward in process {slot.slab.pid}"
                 )
             slot.users += 1
             self._users += 1
@@ -248,11 +251,11 @@ class DiskStore:
             record.users -= 1
             self._users -= 1
             if self._closed and not self._users:
-                _close(self._slabs)
+                self._shut()
 
     def _knows(self, record: Record) -> bool:
         """Whether it was put here, or nobody can tell since that was before a fork."""
-        return record.space in self._spaces or record.pid != os.getpid()
+        return record.space in self._spaces or record.slab.pid != os.getpid()
 
     def _drop(self, record: Record) -> None:
         record.is_live = False
@@ -263,19 +266,16 @@ class DiskStore:
         if self._closed:
             raise SlotGoneError(f"{self._config!r} is closed")
 
-    def _settle(self) -> None:
+    def _settle(self, slab: Slab) -> None:
         """Take back the space of dropped records, each once, but of those that are in use."""
         for _ in range(len(self._dropped)):
             space = self._dropped.popleft()
             if not space.is_free:
                 self._dropped.append(space)
             elif space in self._spaces:
-                self._take_back(space)
-
-    def _take_back(self, space: Space) -> None:
-        self._spaces.discard(space)
-        for piece in space.pieces:
-            piece.slab.give(piece.extent)
+                self._spaces.discard(space)
+                for piece in space.pieces:
+                    slab.give(piece.extent)
 
     def _allocate(self, nbytes: int, slab: Slab) -> list[Piece]:
         """Return pieces for a record: one, or more where the free space lies in parts."""
@@ -286,7 +286,7 @@ class DiskStore:
                 extent = slab.take(round_up(nbytes - start))
                 if extent is None:
                     raise StoreFullError("raise the budget")
-                pieces.append(Piece(slab, extent, start, min(start + extent.size, nbytes)))
+                pieces.append(Piece(extent, start, min(start + extent.size, nbytes)))
                 start += extent.size
         except BaseException as error:
             for piece in pieces:
@@ -298,9 +298,3 @@ class DiskStore:
                 ) from error
             raise
         return pieces
-
-
-def _close(slabs: list[Slab]) -> None:
-    while slabs:
-        slabs[-1].close()  # first: slabs that an interrupt keeps open are still there
-        slabs.pop()
