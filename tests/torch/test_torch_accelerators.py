@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import tensorstash as ts
-from tensorstash.backends.torch import accelerator
-from tensorstash.backends.torch.accelerator import Accelerator, asked, found_accelerator
+from tensorstash.backends.torch import streams as torch_streams
 from tensorstash.backends.torch.eligibility import dispatch_reason
-from tensorstash.backends.torch.streams import DeviceStreams
+from tensorstash.backends.torch.streams import Accelerator, DeviceStream, DeviceStreams, asked, found_accelerator
 from tensorstash.errors import TensorStashWarning
 from tensorstash.host.arrays import Array
 
@@ -61,7 +60,7 @@ def test_training_on_a_device_without_memory_warns_once() -> None:
 def queues(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every device have streams."""
     monkeypatch.setattr(torch, "Stream", lambda device: device)
-    monkeypatch.setattr(accelerator, "recorded", lambda stream: stream)
+    monkeypatch.setattr(DeviceStream, "record", lambda stream: stream)
 
 
 @pytest.fixture
@@ -73,7 +72,7 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(nbytes)
         return np.empty(nbytes, np.uint8)
 
-    monkeypatch.setattr(accelerator, "_pinned_pages", pages)
+    monkeypatch.setattr(torch_streams, "_pinned_pages", pages)
     return sizes
 
 

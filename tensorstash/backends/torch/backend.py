@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import cache, lru_cache
 from operator import attrgetter
 from sys import getrefcount
 from typing import Any, ClassVar
@@ -41,8 +41,6 @@ from tensorstash.errors import ConfigError
 from tensorstash.protocols import Demand, Undo, strictest
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
-_REMEMBERED_LAYOUTS = 4096
-
 
 class TorchBackend:
     """PyTorch tensors and modules, on the CPU and on every accelerator of PyTorch. Thread-safe.
@@ -80,9 +78,6 @@ class TorchBackend:
         # The count differs by version: a storage may own the object that stands for it in Python, or not.
         self._own_holders = 0
         self._own_holders = self.holders(torch.empty(1)) - 1
-        self._bare: dict[tuple[torch.dtype, torch.device, bool, bool], Tensor] = {}
-        self._spec = lru_cache(_REMEMBERED_LAYOUTS)(_spec)
-        self._dispatch_reason = lru_cache(_REMEMBERED_LAYOUTS)(dispatch_reason)
 
     def owns(self, obj: object, /) -> bool:
         return isinstance(obj, (Tensor, Module))
@@ -105,7 +100,7 @@ class TorchBackend:
             return "tracing"
         if tensor.dtype not in DTYPE_NAMES:
             return "quantized" if tensor.is_quantized else "dtype"
-        reason: str | None = self._dispatch_reason(_dispatch_keys(tensor).raw_repr())
+        reason = dispatch_reason(_dispatch_keys(tensor).raw_repr())
         if reason is None:
             # NumPy, another process, a file: PyTorch does not know who else holds the memory, and does not resize it.
             storage = tensor.untyped_storage()
@@ -115,7 +110,7 @@ class TorchBackend:
 
     def spec(self, tensor: Tensor, /) -> TensorSpec:
         """Return the spec; tensors of one layout get one object."""
-        return self._spec(
+        return _spec(
             tensor.shape,
             tensor.stride(),
             tensor.storage_offset(),
@@ -183,11 +178,7 @@ class TorchBackend:
         with DisableTorchFunction(), _DisableTorchDispatch():
             probe = tensor.detach()
             # Not every device takes memory for one that differs in a lazy flag.
-            kind = tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg()
-            bare = self._bare.get(kind)
-            if bare is None:
-                bare = self._bare[kind] = _bare(*kind)
-            probe.data = bare
+            probe.data = _bare(tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
             return probe
 
     def outline(self, tensor: Tensor, /) -> tuple[tuple[int, ...], str, str]:
@@ -216,6 +207,7 @@ class _StorageToken(int):
         self._free(self)
 
 
+@cache
 def _bare(dtype: torch.dtype, device: torch.device, conj: bool, neg: bool) -> Tensor:
     # By way of bytes: PyTorch warns of every tensor that is made as complex32.
     bare = torch.empty(0, dtype=torch.uint8, device=device).view(dtype)
@@ -223,6 +215,7 @@ def _bare(dtype: torch.dtype, device: torch.device, conj: bool, neg: bool) -> Te
     return torch._neg_view(bare) if neg else bare
 
 
+@lru_cache(4096)
 def _spec(
     shape: Size,
     strides: tuple[int, ...],

@@ -1,5 +1,7 @@
 """PyTorch tensors that can be rebuilt exactly, and the reasons why others cannot."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 from torch._C import _TorchDispatchModeKey
@@ -43,6 +45,7 @@ def subclass_reason(tensor: Tensor) -> str:
     return "subclass"
 
 
+@lru_cache(4096)
 def dispatch_reason(raw_keys: int) -> str | None:
     """Say why a tensor with these dispatch keys is kept, or None for a plain strided one.
 

@@ -7,8 +7,9 @@ back as true here, which is how PyTorch reads it. A NaN is cast to a NaN of the 
 ``float64``, and devices without Triton have no kernel: the tensor crosses, and is encoded on the host.
 """
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from tensorstash.kernels.groups import Groups
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
 
+_Work = Callable[[Tensor], Tensor]
+
 
 def device_kernel(codec: Codec, spec: TensorSpec) -> Kernel[Tensor] | None:
     """Return the kernel of a codec, or None for a codec or a spec that has none.
@@ -33,14 +36,14 @@ def device_kernel(codec: Codec, spec: TensorSpec) -> Kernel[Tensor] | None:
         codec: it accepts ``spec``.
         spec: of the dense elements, on a device that Triton runs on.
     """
+    works: tuple[_Work, _Work] | None = None
     if isinstance(codec, Affine) and codec.encoded_spec(spec).nbytes < spec.nbytes:  # else it is passed on as it is
-        kernel = _AffineKernel(codec, spec)
-        return kernel if kernel.fits else None
-    if isinstance(codec, AsType) and hasattr(torch, codec.dtype) and spec.dtype != "float64":
-        return _AsTypeKernel(codec, spec)
-    if isinstance(codec, PackBits) and spec.numel:
-        return _PackBitsKernel(spec)
-    return None
+        works = _affine(codec, spec)
+    elif isinstance(codec, AsType) and hasattr(torch, codec.dtype) and spec.dtype != "float64":
+        works = _cast(codec, spec)
+    elif isinstance(codec, PackBits) and spec.numel:
+        works = _bits(spec)
+    return works and _DeviceKernel(*works)
 
 
 class DeviceKernels:
@@ -56,88 +59,75 @@ class DeviceKernels:
     payload = staticmethod(payload)
 
 
-class _DeviceKernel(ABC):
-    """The shared part of kernels: fresh memory on the device, and the state that PyTorch's operators run in.
+@dataclass(frozen=True)
+class _DeviceKernel:
+    """A pair of functions, in the state that PyTorch's operators run in."""
 
-    Args:
-        spec: of the dense elements.
-    """
-
-    def __init__(self, spec: TensorSpec) -> None:
-        self._spec = spec
-        self._dtype: torch.dtype = getattr(torch, spec.dtype)
-        self._device = torch.device(spec.device)
+    encoding: _Work
+    decoding: _Work
 
     def encode(self, dense: Tensor, /) -> Tensor:
-        with Unrecorded(), DisableTorchFunction(), _DisableTorchDispatch(), self._current():
-            return self._encode(dense)
+        with Unrecorded(), DisableTorchFunction(), _DisableTorchDispatch(), _current(dense.device):
+            return self.encoding(dense)
 
     def decode(self, payload: Tensor, /) -> Tensor:
-        with Unrecorded(), DisableTorchFunction(), _DisableTorchDispatch(), self._current():
-            return self._decode(payload)
-
-    @abstractmethod
-    def _encode(self, dense: Tensor) -> Tensor: ...
-
-    @abstractmethod
-    def _decode(self, payload: Tensor) -> Tensor: ...
-
-    def _current(self) -> AbstractContextManager[Any]:
-        # Triton launches on the current device, whatever the tensors are on.
-        if self._device.type == "cpu":
-            return nullcontext()
-        current: AbstractContextManager[Any] = torch.get_device_module(self._device).device(self._device)
-        return current
+        with Unrecorded(), DisableTorchFunction(), _DisableTorchDispatch(), _current(payload.device):
+            return self.decoding(payload)
 
 
-class _AffineKernel(_DeviceKernel):
-    def __init__(self, codec: Affine, spec: TensorSpec) -> None:
-        from tensorstash.backends.torch import quantize
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    # Triton launches on the current device, whatever the tensors are on.
+    if device.type == "cpu":
+        return nullcontext()
+    current: AbstractContextManager[Any] = torch.get_device_module(device).device(device)
+    return current
 
-        super().__init__(spec)
-        self._triton = quantize
-        self._groups = Groups.of(spec.shape, codec.group_size)
-        self._bits = codec.bits
-        self.fits = quantize.fits(self._groups, codec.bits, self._dtype)
-        self._seed = seed_word(codec.seed) if codec.rounding == "stochastic" else None
-        (self._nbytes,) = codec.encoded_spec(spec).shape
 
-    def _encode(self, dense: Tensor) -> Tensor:
-        payload = torch.empty(self._nbytes, dtype=torch.uint8, device=self._device)
-        self._triton.quantize(dense, payload, self._groups, self._bits, self._seed)
+def _affine(codec: Affine, spec: TensorSpec) -> tuple[_Work, _Work] | None:
+    from tensorstash.backends.torch import quantize
+
+    groups, dtype = Groups.of(spec.shape, codec.group_size), getattr(torch, spec.dtype)
+    if not quantize.fits(groups, codec.bits, dtype):
+        return None
+    seed = seed_word(codec.seed) if codec.rounding == "stochastic" else None
+    (nbytes,) = codec.encoded_spec(spec).shape
+
+    def encode(dense: Tensor) -> Tensor:
+        payload = torch.empty(nbytes, dtype=torch.uint8, device=dense.device)
+        quantize.quantize(dense, payload, groups, codec.bits, seed)
         return payload
 
-    def _decode(self, payload: Tensor) -> Tensor:
-        dense = torch.empty(self._spec.shape, dtype=self._dtype, device=self._device)
-        self._triton.dequantize(payload, dense, self._groups, self._bits)
+    def decode(payload: Tensor) -> Tensor:
+        dense = torch.empty(spec.shape, dtype=dtype, device=payload.device)
+        quantize.dequantize(payload, dense, groups, codec.bits)
         return dense
 
+    return encode, decode
 
-class _AsTypeKernel(_DeviceKernel):
-    def __init__(self, codec: AsType, spec: TensorSpec) -> None:
-        super().__init__(spec)
-        self._narrow: torch.dtype = getattr(torch, codec.dtype)
 
-    def _encode(self, dense: Tensor) -> Tensor:
-        if self._narrow == torch.float8_e4m3fn:  # which has no infinity, and until PyTorch 2.13 became NaN
-            most = torch.finfo(self._narrow).max
+def _cast(codec: AsType, spec: TensorSpec) -> tuple[_Work, _Work]:
+    narrow, wide = getattr(torch, codec.dtype), getattr(torch, spec.dtype)
+
+    def encode(dense: Tensor) -> Tensor:
+        if narrow == torch.float8_e4m3fn:  # which has no infinity, and until PyTorch 2.13 became NaN
+            most = torch.finfo(narrow).max
             dense = dense.clamp(-most, most)
-        return dense.to(self._narrow)
+        return dense.to(narrow)
 
-    def _decode(self, payload: Tensor) -> Tensor:
-        return payload.to(self._dtype)
+    return encode, lambda payload: payload.to(wide)
 
 
-class _PackBitsKernel(_DeviceKernel):
-    def _encode(self, dense: Tensor) -> Tensor:
-        count = self._spec.numel
-        flags = torch.zeros(-(-count // 8) * 8, dtype=torch.uint8, device=self._device)
-        torch.ne(dense.reshape(-1).view(torch.uint8), 0, out=flags[:count].view(torch.bool))
-        return (flags.view(-1, 8) << self._places()).sum(1, dtype=torch.uint8)
+def _bits(spec: TensorSpec) -> tuple[_Work, _Work]:
+    def places(device: torch.device) -> Tensor:
+        return torch.arange(8, dtype=torch.uint8, device=device)
 
-    def _decode(self, payload: Tensor) -> Tensor:
-        flags = (payload[:, None] >> self._places()) & 1
-        return flags.view(-1)[: self._spec.numel].clone().view(torch.bool).view(self._spec.shape)
+    def encode(dense: Tensor) -> Tensor:
+        flags = torch.zeros(-(-spec.numel // 8) * 8, dtype=torch.uint8, device=dense.device)
+        torch.ne(dense.reshape(-1).view(torch.uint8), 0, out=flags[: spec.numel].view(torch.bool))
+        return (flags.view(-1, 8) << places(dense.device)).sum(1, dtype=torch.uint8)
 
-    def _places(self) -> Tensor:
-        return torch.arange(8, dtype=torch.uint8, device=self._device)
+    def decode(payload: Tensor) -> Tensor:
+        flags = (payload[:, None] >> places(payload.device)) & 1
+        return flags.view(-1)[: spec.numel].clone().view(torch.bool).view(spec.shape)
+
+    return encode, decode

@@ -51,18 +51,15 @@ def elements(tensor: Tensor, spec: TensorSpec) -> Array:
         live.flags.writeable = False
         return live
     with DisableTorchFunction(), _DisableTorchDispatch():  # unseen by dispatch modes and default devices
-        if spec.device == "cpu":
-            # PyTorch would start threads of OpenMP for a worker that copies. From then on there are more of them than
-            # cores, and the program's no longer spin while they wait for one another: libgomp's throttled spin count.
-            live = _live(tensor, spec)
-            array: Array = aligned_empty(live.nbytes).view(live.dtype).reshape(order.shape)
-            array[...] = live
-            return array
-        run = _plain(tensor, spec).view(_CARRIERS[spec.dtype]).as_strided(order.shape, order.strides)
-        if not order.is_dense:
-            run = run.clone(memory_format=torch.contiguous_format)
-        copy: Array = run.cpu().numpy()
-        return copy
+        if spec.device != "cpu":
+            copy: Array = dense(tensor, spec).view(_CARRIERS[spec.dtype]).cpu().numpy()
+            return copy
+        # PyTorch would start threads of OpenMP for a worker that copies. From then on there are more of them than
+        # cores, and the program's no longer spin while they wait for one another: libgomp's throttled spin count.
+        live = _live(tensor, spec)
+        array: Array = aligned_empty(live.nbytes).view(live.dtype).reshape(order.shape)
+        array[...] = live
+        return array
 
 
 def _live(tensor: Tensor, spec: TensorSpec) -> Array:
@@ -116,7 +113,19 @@ def rebuilt(data: Array, spec: TensorSpec) -> Tensor:
     with DisableTorchFunction(), _DisableTorchDispatch():
         if spec.device != "cpu":
             return restored(payload(data, spec.dense()), spec, adopt=True)
-        return _finished(_over(_host_memory(data, spec), spec), spec)
+        order, dtype, memory = spec.order, _TYPES[spec.dtype], data
+        # NumPy takes longer to tell where an array begins; in a transform a tensor does not tell at all.
+        if not (
+            order.is_dense
+            and data.flags.writeable
+            and addressof(_START.from_buffer(data.data)) % ALIGNMENT == spec.alignment
+        ):
+            memory = aligned_empty(order.span * spec.itemsize, spec.alignment)
+            target: Array = np.ndarray(order.shape, dtype, memory, 0, _steps(order.strides, spec.itemsize))
+            target[...] = data.reshape(order.shape)
+        # NumPy lays it out, too, which takes a third of the time that PyTorch needs.
+        array: Array = np.ndarray(spec.shape, dtype, memory, 0, _steps(spec.strides, spec.itemsize))
+        return _finished(torch.from_numpy(array), spec)
 
 
 def placed(data: Array, spec: TensorSpec, memory: Array, start: int) -> Tensor:
@@ -164,7 +173,9 @@ def dense(tensor: Tensor, spec: TensorSpec) -> Tensor:
     """
     order = spec.order
     with DisableTorchFunction(), _DisableTorchDispatch():
-        plain = _plain(tensor, spec) if spec.conj or spec.neg else tensor.detach()
+        plain = tensor.detach()
+        plain = plain.conj() if spec.conj else plain
+        plain = torch._neg_view(plain) if spec.neg else plain
         run = plain.as_strided(order.shape, order.strides)
         if order.is_dense:
             return run
@@ -184,7 +195,9 @@ def restored(dense: Tensor, spec: TensorSpec, *, adopt: bool) -> Tensor:
     with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
         run = dense.reshape(-1).view(torch.uint8)
         if not (adopt and order.is_dense and run.data_ptr() % ALIGNMENT == spec.alignment):
-            memory = _empty_on_device(spec)
+            nbytes = order.span * spec.itemsize
+            raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=spec.device)
+            memory = raw[(spec.alignment - raw.data_ptr()) % ALIGNMENT :][:nbytes]
             target = memory.view(dense.dtype)
             target.as_strided(order.shape, order.strides, target.storage_offset()).copy_(dense.reshape(order.shape))
             run = memory
@@ -206,25 +219,9 @@ def payload(data: Array, spec: TensorSpec) -> Tensor:
         return carrier.to(spec.device).view(getattr(torch, spec.dtype)).reshape(spec.shape)
 
 
-def _plain(tensor: Tensor, spec: TensorSpec) -> Tensor:
-    plain = tensor.detach()
-    if spec.conj:
-        plain = plain.conj()
-    return torch._neg_view(plain) if spec.neg else plain
-
-
 def _laid_out(memory: Tensor, spec: TensorSpec) -> Tensor:
     memory = memory.view(_TORCH_TYPES[spec.dtype])
     return _finished(memory.as_strided(spec.shape, spec.strides, memory.storage_offset()), spec)
-
-
-def _over(memory: Array, spec: TensorSpec) -> Tensor:
-    """Return a tensor of a layout without gaps before its first element, over host memory; carrier bits.
-
-    NumPy lays it out, which takes a third of the time that PyTorch needs.
-    """
-    dtype = _TYPES[spec.dtype]
-    return torch.from_numpy(np.ndarray(spec.shape, dtype, memory, 0, _steps(spec.strides, spec.itemsize)))
 
 
 def _finished(tensor: Tensor, spec: TensorSpec) -> Tensor:
@@ -239,35 +236,7 @@ def _finished(tensor: Tensor, spec: TensorSpec) -> Tensor:
     return tensor.detach() if tensor._is_view() else tensor
 
 
-def _host_memory(data: Array, spec: TensorSpec) -> Array:
-    order = spec.order
-    # NumPy takes longer to tell where an array begins; in a transform a tensor does not tell at all.
-    if (
-        order.is_dense
-        and data.flags.writeable
-        and addressof(_START.from_buffer(data.data)) % ALIGNMENT == spec.alignment
-    ):
-        return data
-    memory = aligned_empty(order.span * spec.itemsize, spec.alignment)
-    _write(data, spec, memory)
-    return memory
-
-
-def _write(data: Array, spec: TensorSpec, memory: Array) -> None:
-    order = spec.order
-    target: Array = np.ndarray(order.shape, _TYPES[spec.dtype], memory, 0, _steps(order.strides, spec.itemsize))
-    target[...] = data.reshape(order.shape)
-
-
 @lru_cache(4096)
 def _steps(strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return strides in bytes."""
     return tuple(map(itemsize.__mul__, strides))
-
-
-def _empty_on_device(spec: TensorSpec) -> Tensor:
-    order = spec.order
-    nbytes = order.span * spec.itemsize
-    raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=spec.device)
-    start = (spec.alignment - raw.data_ptr()) % ALIGNMENT
-    return raw[start : start + nbytes]

@@ -47,40 +47,26 @@ def variant(node: Any) -> str:
     ('PowBackward0', 'PowBackward0(exponent<1)')
     """
     name = type(node).__name__
-    setting = _SETTINGS.get(name)
-    if setting is None:
+    if name not in VARYING:
         return name
-    attribute, change = setting
-    return name + change(getattr(node, attribute))
+    attribute, is_changed, change = VARYING[name]
+    return name + change if is_changed(getattr(node, attribute)) else name
 
 
-def _exponent(value: Any) -> str:
-    return "" if not isinstance(value, complex) and value >= 1 else "(exponent<1)"
+_Change = tuple[str, Callable[[Any], bool], str]
 
+_POWER: _Change = "_saved_exponent", lambda value: isinstance(value, complex) or not value >= 1, "(exponent<1)"
+_NORM: _Change = "_saved_p", lambda value: isinstance(value, (int, float)) and isinf(value), "(inf)"
+_DISTANCE: _Change = "_saved_p", lambda value: bool(value != 2), "(p!=2)"
 
-def _order(value: Any) -> str:
-    return "(inf)" if isinstance(value, (int, float)) and isinf(value) else ""
-
-
-def _distance(value: Any) -> str:
-    return "" if value == 2 else "(p!=2)"
-
-
-_SETTINGS: Mapping[str, tuple[str, Callable[[Any], str]]] = MappingProxyType(
+VARYING: Mapping[str, _Change] = MappingProxyType(
     {
-        "PowBackward0": ("_saved_exponent", _exponent),
-        "LinalgVectorNormBackward0": ("_saved_ord", _order),
-        "CdistBackward0": ("_saved_p", _distance),
-        "PdistBackward0": ("_saved_p", _distance),
-        "DistBackward0": ("_saved_p", _distance),
-        "NormBackward0": ("_saved_p", _order),
-        "NormBackward1": ("_saved_p", _order),
-        "NormBackward2": ("_saved_p", _order),
-        "NormBackward3": ("_saved_p", _order),
+        "PowBackward0": _POWER,
+        "LinalgVectorNormBackward0": ("_saved_ord", *_NORM[1:]),
+        **dict.fromkeys(("CdistBackward0", "PdistBackward0", "DistBackward0"), _DISTANCE),
+        **dict.fromkeys((f"NormBackward{number}" for number in range(4)), _NORM),
     }
 )
-
-VARYING = frozenset(_SETTINGS)
 """Nodes of which one name does not say it all."""
 
 
@@ -171,7 +157,7 @@ def _saves(node: Any) -> tuple[tuple[str, str], ...]:
     kind: Any = type(node)
     if issubclass(kind, _FunctionBase):
         return (("_raw_saved_tensors", f"{kind.__name__}.tensors"),)
-    return _saves_of(kind, variant(node) if kind.__name__ in VARYING else kind.__name__)
+    return _saves_of(kind, variant(node))
 
 
 @cache

@@ -1,11 +1,15 @@
-"""Streams, copies beside the computation and page-locked memory of PyTorch's accelerators, as the engine asks for them.
+"""Streams, copies beside the computation and page-locked memory of PyTorch's accelerator, as the engine asks for them.
 
-Only how things are done; in which order is the engine's affair.
+PyTorch has one accelerator in a process, of whatever maker, and classes of streams and events that serve all of them.
+The rest (registering memory in place, captured graphs) is used where the device's module has it. In which order things
+are done is the engine's affair.
 """
 
+import errno
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from functools import cached_property
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,33 +17,108 @@ from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
 from tensorstash.abilities import Event
-from tensorstash.backends.torch.accelerator import Accelerator, found_accelerator, recorded
 from tensorstash.errors import BackendError, graph_is_captured
 from tensorstash.host.arrays import Array, adopted
-from tensorstash.host.pinned import PinnedMemory, lockable_bytes
+from tensorstash.host.pinned import PinnedMemory, lockable_bytes, registered_pages
+from tensorstash.protocols import Undo
 from tensorstash.spec import TensorSpec
 
+_PORTABLE = 1
+"""Page-locked for all devices of the process, not for the current one alone."""
 
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A type of device whose copies can run beside the computation.
+
+    Args:
+        kind: the type's name.
+        is_capturing: whether work is being recorded, to be replayed later.
+        locked_pages: returns so many bytes of page-locked host memory; raises OSError where it is refused.
+    """
+
+    kind: str
+    is_capturing: Callable[[], bool]
+    locked_pages: Callable[[int], Array]
+
+
+def found_accelerator() -> Accelerator | str:
+    """Return the accelerator of this process, or say why copies of its devices make the program wait."""
+    device = torch.accelerator.current_accelerator()
+    if device is None:
+        return "PyTorch knows no accelerator in this process"
+    key = torch._C._dispatch_key_for_device(device.type)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::record_stream", key):
+        return "its memory cannot be told of the streams that use it"
+    return asked(device.type, getattr(torch, device.type, None), torch.accelerator.current_device_index())
+
+
+def asked(kind: str, module: Any, index: int = 0) -> Accelerator | str:
+    """Return the abilities of devices of a type, or the missing ones.
+
+    Args:
+        kind: the type's name.
+        module: the device module of it, such as ``torch.cuda``; None if it has none.
+        index: of the device to try; others may belong to other processes, which would pay for a context.
+    """
+    try:
+        DeviceStream(torch.Stream(device=torch.device(kind, index))).record()
+    except (RuntimeError, ValueError) as refusal:  # which is how PyTorch says that a device has none
+        return f"it has no streams ({_first_line(refusal)})"
+    locked_pages = _pinned_pages
+    if hasattr(module, "cudart"):
+        locked_pages = partial(registered_pages, partial(_register, module))
+    else:
+        try:
+            locked_pages(1)
+        except OSError as refusal:
+            return f"it has no page-locked memory ({refusal.strerror})"
+    return Accelerator(kind, getattr(module, "is_current_stream_capturing", lambda: False), locked_pages)
+
+
+def _pinned_pages(nbytes: int) -> Array:
+    """Return memory of PyTorch's own, which rounds up to powers of two: where pages cannot be locked in place."""
+    try:
+        array: Array = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
+    except RuntimeError as refusal:
+        raise OSError(errno.ENOMEM, _first_line(refusal)) from refusal
+    return array
+
+
+def _register(module: Any, memory: Array) -> Undo:
+    runtime, address = module.cudart(), memory.ctypes.data
+    refused = runtime.cudaHostRegister(address, memory.nbytes, _PORTABLE)
+    if int(refused):
+        # The next kernel launch of this thread would raise the error (vllm#50070), and takes it back. PyTorch does not
+        # expose cudaGetLastError.
+        with suppress(RuntimeError):
+            torch.zeros(1, device=f"cuda:{module.current_device()}")
+        raise OSError(errno.ENOMEM, f"cudaHostRegister: {runtime.cudaGetErrorString(refused)}")
+
+    def unlock() -> None:  # must not keep the memory: it is called when that goes
+        runtime.cudaHostUnregister(address)
+
+    return unlock
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceStream:
     """A stream of a device; equal to other objects for the same queue."""
 
-    __slots__ = ("raw",)
-
-    def __init__(self, raw: Any) -> None:
-        self.raw = raw
+    raw: Any
 
     def record(self) -> Event:
-        event: Event = recorded(self.raw)
-        return event
+        """Return the event after all work so far; a thread that waits for it sleeps where that can be had."""
+        event: Any = torch.Event(self.raw.device, blocking=True)
+        event.record(self.raw)
+        return event  # type: ignore[no-any-return]
 
     def wait(self, event: Any, /) -> None:
         self.raw.wait_event(event)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DeviceStream) and bool(self.raw == other.raw)
-
-    def __hash__(self) -> int:
-        return hash(self.raw)
 
 
 class DeviceStreams:
@@ -59,11 +138,22 @@ class DeviceStreams:
     def pinned(self) -> PinnedMemory:
         return PinnedMemory(self.locked_pages, lockable_bytes())
 
-    def current_stream(self, device: str, /) -> DeviceStream | None:
+    @cached_property
+    def _found(self) -> Accelerator | str:
+        return self._find()
+
+    def _of(self, device: str) -> tuple[Accelerator | str, torch.device]:
         known = self._known.get(device)
         if known is None:
-            known = self._known[device] = self._accelerator(device), torch.device(device)
-        accelerator, place = known
+            place = torch.device(device)
+            found: Accelerator | str = "it is the host" if place.type == "cpu" else self._found
+            if isinstance(found, Accelerator) and found.kind != place.type:
+                found = f"PyTorch's accelerator in this process is {found.kind}"
+            known = self._known[device] = found, place
+        return known
+
+    def current_stream(self, device: str, /) -> DeviceStream | None:
+        accelerator, place = self._of(device)
         if isinstance(accelerator, str):
             return None
         if accelerator.is_capturing():
@@ -72,7 +162,7 @@ class DeviceStreams:
         return DeviceStream(torch._C._accelerator_getStream(place.index))
 
     def why_copies_wait(self, device: str, /) -> str | None:
-        accelerator = self._accelerator(device)
+        accelerator, _ = self._of(device)
         return accelerator if isinstance(accelerator, str) else None
 
     def side_stream(self, device: str, direction: str, /) -> DeviceStream:
@@ -82,10 +172,8 @@ class DeviceStreams:
         """
         side = self._sides.get((device, direction))
         if side is None:  # of two threads the later one takes that of the other
-            accelerator = self._accelerator(device)
-            assert not isinstance(accelerator, str), f"{device}: {accelerator}"
-            made = DeviceStream(torch.Stream(device=torch.device(device)))
-            side = self._sides.setdefault((device, direction), made)
+            assert (why := self.why_copies_wait(device)) is None, f"{device}: {why}"
+            side = self._sides.setdefault((device, direction), DeviceStream(torch.Stream(device=torch.device(device))))
         return side
 
     def on_device(self, device: str, /) -> AbstractContextManager[Any]:
@@ -115,18 +203,6 @@ class DeviceStreams:
         accelerator = self._found
         assert not isinstance(accelerator, str), accelerator
         return accelerator.locked_pages(nbytes)
-
-    def _accelerator(self, device: str) -> Accelerator | str:
-        kind = device.partition(":")[0]
-        if kind == "cpu":
-            return "it is the host"
-        if isinstance(self._found, Accelerator) and self._found.kind != kind:
-            return f"PyTorch's accelerator in this process is {self._found.kind}"
-        return self._found
-
-    @cached_property
-    def _found(self) -> Accelerator | str:
-        return self._find()
 
     def _copy(self, tensor: Tensor, array: Array, stream: DeviceStream, *, is_out: bool) -> None:
         with DisableTorchFunction(), _DisableTorchDispatch():  # nothing here requires a gradient

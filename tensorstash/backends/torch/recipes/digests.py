@@ -56,9 +56,10 @@ def require_equal(one: Tensor, other: Tensor, refuse: Callable[[], Exception]) -
     To look at them waits for the device, which has nothing else to do at the end. Where no backward runs, as for a
     saved tensor that the program looks at itself, the comparison waits.
     """
-    differ = one != other
+    pending = [(one != other, refuse)]
 
     def read() -> None:
+        differ, refuse = pending.pop()  # the engine frees its callbacks after backward has returned
         if differ.item():
             raise refuse()
 
