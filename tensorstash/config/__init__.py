@@ -17,14 +17,14 @@ no framework and opens nothing.
 import os
 from argparse import ArgumentTypeError
 from collections.abc import Mapping
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from tensorstash.config import fields as _fields  # noqa: F401  (attaches methods)
-from tensorstash.config.files import SETTINGS, read_table
-from tensorstash.config.reading import read_policy
+from tensorstash.config.files import read_table
+from tensorstash.config.reading import read_as, read_policy
 from tensorstash.config.text import written
 from tensorstash.config.writing import to_dict, to_written, walk
 from tensorstash.errors import ConfigError, MissingDependencyError
+from tensorstash.policies import Policy
 from tensorstash.policies.plan import HookPolicy
 
 __all__ = ["format", "from_dict", "load", "parse", "policy_argument", "to_dict", "walk"]
@@ -108,7 +108,7 @@ def load(source: str | os.PathLike[str] | BinaryIO) -> HookPolicy:
     >>> load(io.BytesIO(b'policy = "keep"'))
     Keep()
     """
-    place, data = read_table(source, SETTINGS)
+    place, data = read_table(source)
     for key in data:
         if key != "policy":
             raise ConfigError(
@@ -137,3 +137,17 @@ def policy_argument(text: str) -> HookPolicy:
         return parse(text)
     except (ConfigError, MissingDependencyError) as error:
         raise ArgumentTypeError(str(error)) from error
+
+
+def _core_schema(cls: type[Policy], source: object, handler: object, /) -> dict[str, Any]:
+    """Tell pydantic how fields of this type are read and written: an object, plain data, or one line of text."""
+    return {
+        "type": "function-plain",
+        "function": {"type": "no-info", "function": lambda value: read_as(cls, value, cls.__name__)},
+        "serialization": {"type": "function-plain", "function": to_dict},
+        "json_schema_input_schema": {"type": "any"},
+    }
+
+
+# Policies must not import their readers.
+Policy.__get_pydantic_core_schema__ = classmethod(_core_schema)  # type: ignore[attr-defined]

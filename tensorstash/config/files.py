@@ -13,21 +13,20 @@ SETTINGS = ("policy", "limits", "min_bytes")
 """Keys of a settings file."""
 
 
-def read_table(source: str | os.PathLike[str] | BinaryIO, known: tuple[str, ...]) -> tuple[str, Mapping[str, Any]]:
+def read_table(source: str | os.PathLike[str] | BinaryIO) -> tuple[str, Mapping[str, Any]]:
     """Return the name of a file, for messages, and its table.
 
     Args:
         source: the path of a file, or a file opened for reading bytes, which is left open.
-        known: keys that it may hold; the first has to be there.
 
     Raises:
-        ConfigError: it is of another format, or holds other keys.
+        ConfigError: it is of another format, holds no policy, or other keys than :data:`SETTINGS`.
         MissingDependencyError: it is YAML, and PyYAML is not installed.
         OSError: it cannot be read.
     """
     if isinstance(source, str | os.PathLike):
         with open(source, "rb") as file:
-            return read_table(file, known)
+            return read_table(file)
     place = str(getattr(source, "name", "TOML"))
     kind, read = _readers().get(os.path.splitext(place)[1].lower(), ("TOML", tomllib.load))
     try:
@@ -35,14 +34,12 @@ def read_table(source: str | os.PathLike[str] | BinaryIO, known: tuple[str, ...]
     except ValueError as error:
         raise ConfigError(f"{place}: not {kind}: {error}") from error
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{place}: got {data!r}, expected a table with the key {known[0]!r}")
+        raise ConfigError(f"{place}: got {data!r}, expected a table with the key 'policy'")
     for key in data:
-        if key not in known:
-            raise ConfigError(f"{place}: {key}: unknown key; {did_you_mean(key, known)}")
-    if known[0] not in data:
-        raise ConfigError(
-            f"{place}: {known[0]}: missing; expected a table, or text such as 'quantize:bits=4 | compress'"
-        )
+        if key not in SETTINGS:
+            raise ConfigError(f"{place}: {key}: unknown key; {did_you_mean(key, SETTINGS)}")
+    if "policy" not in data:
+        raise ConfigError(f"{place}: policy: missing; expected a table, or text such as 'quantize:bits=4 | compress'")
     return place, data
 
 

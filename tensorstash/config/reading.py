@@ -10,8 +10,8 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tensorstash.config.files import is_file_name
-from tensorstash.config.schema import GROUPS, SCALARS, SINGULAR, in_words
 from tensorstash.config.text import BARE, Text, split_steps
+from tensorstash.config.writing import GROUPS
 from tensorstash.errors import ConfigError, MissingDependencyError
 from tensorstash.policies import Chain, Encode, Policy, StoreIn
 from tensorstash.policies.automatic import AUTO, automatic
@@ -22,13 +22,12 @@ from tensorstash.registry import did_you_mean, lookup, names
 T = TypeVar("T")
 P = TypeVar("P", bound=Policy)
 
+_SINGULAR = {"policies": "policy", "codecs": "codec", "stores": "store", "selectors": "selector"}
+_SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
 
 def read_policy(value: object, path: str) -> HookPolicy:
-    """Return the policy that plain data or a line of text describes.
-
-    Args:
-        value: a mapping or a text.
-        path: where it stands, for messages.
+    """Return the policy that plain data or a line of text at a path, for messages, describes.
 
     Raises:
         ConfigError: it describes none.
@@ -41,11 +40,7 @@ def read_policy(value: object, path: str) -> HookPolicy:
 
 
 def policy_of(policy: object, caller: str) -> HookPolicy:
-    """Return a policy, given as one or as a line of text.
-
-    Args:
-        policy: as the user passed it.
-        caller: who takes it, for the message.
+    """Return a policy that the user passed to a caller, as one or as a line of text.
 
     Raises:
         ConfigError: it is neither.
@@ -66,12 +61,7 @@ def policy_of(policy: object, caller: str) -> HookPolicy:
 
 
 def read_as(kind: type[P], value: object, path: str) -> P:
-    """Return the policy that a value is or describes, and that is of one kind.
-
-    Args:
-        kind: a class of policies; a table for a concrete one may leave out its name.
-        value: a policy, a mapping or a text.
-        path: where it stands, for messages.
+    """Return the policy that a value is or describes, and that is of one kind; a table may leave out its name.
 
     Raises:
         ConfigError: it is and describes none of this kind.
@@ -86,12 +76,7 @@ def read_as(kind: type[P], value: object, path: str) -> P:
 
 
 def read_fields(cls: type[T], value: object, path: str) -> T:
-    """Return the dataclass whose fields plain data gives.
-
-    Args:
-        cls: which one; fields with a default may be left out.
-        value: a mapping.
-        path: where it stands, for messages.
+    """Return the dataclass whose fields a mapping gives, but for those that have a default.
 
     Raises:
         ConfigError: it describes none.
@@ -105,7 +90,7 @@ def read_fields(cls: type[T], value: object, path: str) -> T:
 
 def _component(value: object, protocol: Any, path: str) -> object:
     groups = GROUPS[protocol]
-    kind = SINGULAR[groups[0]]
+    kind = _SINGULAR[groups[0]]
     if isinstance(value, str):
         steps = split_steps(value, path)
         if len(steps) == 1:
@@ -114,7 +99,7 @@ def _component(value: object, protocol: Any, path: str) -> object:
             raise ConfigError(f"{path}: got {len(steps)} steps in {str(value)!r}, expected one {kind}")
         return _build(Chain, {"steps": steps}, path)
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{path}: got {value!r}, expected {in_words(protocol)}")
+        raise ConfigError(f"{path}: got {value!r}, expected {_in_words(protocol)}")
     arguments = dict(value)
     name = arguments.pop("name", None)
     if not isinstance(name, str):
@@ -134,6 +119,26 @@ def _component(value: object, protocol: Any, path: str) -> object:
     if not isinstance(made, protocol):
         raise ConfigError(f"{path}: {made!r} does not implement {protocol.__name__}")
     return made
+
+
+def _in_words(annotation: Any) -> str:
+    """Return the kinds of values of an annotation, in words; empty where only Python code can give one.
+
+    >>> _in_words(int | str | None), _in_words(tuple[Codec, ...])
+    ('a whole number or text', 'a list of: a codec (a table with a name, or text)')
+    """
+    if annotation in GROUPS:
+        return f"a {_SINGULAR[GROUPS[annotation][0]]} (a table with a name, or text)"
+    members = get_args(annotation)
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(words for member in members if (words := _in_words(member)))
+    if get_origin(annotation) is Literal:
+        return " or ".join(map(repr, members))
+    if get_origin(annotation) is tuple:
+        return f"a list of: {_in_words(members[0])}"
+    if is_dataclass(annotation):
+        return f"a table with {', '.join(field.name for field in fields(annotation))}"
+    return _SCALARS.get(annotation, "")
 
 
 def _unknown(kind: str, name: str, group: str, known: Iterable[str]) -> str:
@@ -170,7 +175,7 @@ def _build(cls: type, data: Mapping[str, object], path: str) -> object:
             raise ConfigError(f"{path}.{key}: unknown key; {did_you_mean(key, known)}")
     for field in known.values():
         if field.name not in data and _is_required(field):
-            raise ConfigError(f"{path}.{field.name}: missing; expected {in_words(hints[field.name])}")
+            raise ConfigError(f"{path}.{field.name}: missing; expected {_in_words(hints[field.name])}")
     arguments = {key: _read(value, hints[key], f"{path}.{key}") for key, value in data.items()}
     with _place(path):
         return cls(**arguments)
@@ -186,11 +191,11 @@ def _read(value: object, annotation: Any, path: str) -> object:
         for member in members:
             if (type(value), value) == (type(member), member) or (isinstance(value, Text) and value == str(member)):
                 return member
-        raise ConfigError(f"{path}: got {value!r}, expected {in_words(annotation)}")
+        raise ConfigError(f"{path}: got {value!r}, expected {_in_words(annotation)}")
     if origin is tuple and members[1:] == (...,):
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             return tuple(_read(item, members[0], f"{path}[{place}]") for place, item in enumerate(value))
-    elif annotation in SCALARS:
+    elif annotation in _SCALARS:
         converted = _scalar(value, annotation)
         if converted is not None:
             return converted
@@ -199,7 +204,7 @@ def _read(value: object, annotation: Any, path: str) -> object:
             return _build(annotation, value, path)
     else:
         raise ConfigError(f"{path}: a field of type {annotation} cannot be configured; build the object in Python")
-    raise ConfigError(f"{path}: got {value!r}, expected {in_words(annotation)}")
+    raise ConfigError(f"{path}: got {value!r}, expected {_in_words(annotation)}")
 
 
 def _read_union(value: object, annotation: Any, path: str) -> object:
@@ -212,7 +217,7 @@ def _read_union(value: object, annotation: Any, path: str) -> object:
     for member in sorted(some, key=lambda member: member is str):
         with suppress(ConfigError):
             return _read(value, member, path)
-    raise ConfigError(f"{path}: got {value!r}, expected {in_words(annotation)}")
+    raise ConfigError(f"{path}: got {value!r}, expected {_in_words(annotation)}")
 
 
 def _scalar(value: object, kind: type) -> object:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from os.path import basename
 from typing import BinaryIO, Required, TypedDict
 
-from tensorstash.config.files import SETTINGS, is_file_name, read_table
+from tensorstash.config.files import is_file_name, read_table
 from tensorstash.config.reading import read_fields, read_policy
 from tensorstash.errors import ConfigError, say
 from tensorstash.policies.limits import Limits
@@ -53,7 +53,7 @@ def load_settings(source: str | os.PathLike[str] | BinaryIO) -> Settings:
     >>> load_settings(io.BytesIO(b'policy = "keep"\\nmin_bytes = "1MiB"'))
     {'policy': Keep(), 'min_bytes': 1048576}
     """
-    place, data = read_table(source, SETTINGS)
+    place, data = read_table(source)
     settings = Settings(policy=read_policy(data["policy"], f"{place}: policy"))
     if "limits" in data:
         settings["limits"] = read_fields(Limits, data["limits"], f"{place}: limits")
@@ -63,23 +63,14 @@ def load_settings(source: str | os.PathLike[str] | BinaryIO) -> Settings:
 
 
 def judge_variable(environment: Mapping[str, str], command: Sequence[str]) -> None:
-    """Say so if a policy is in the environment of a program that does not run under the launcher.
-
-    Args:
-        environment: of the program.
-        command: that started it; a worker of a program is left alone.
-    """
+    """Say so if a policy is in the environment of a program that no launcher has started, and that is no worker."""
     is_launched = any(word == "tensorstash" or word.startswith("tensorstash.cli") for word in map(basename, command))
     if environment.get(POLICY_VARIABLE) and not is_launched and "--multiprocessing-fork" not in command:
         say(f"{POLICY_VARIABLE} is set and has no effect; start the program with `python -m tensorstash SCRIPT`")
 
 
 def settings_of(text: str, path: str) -> Settings:
-    """Return the settings of a file, or those of a line that describes a policy.
-
-    Args:
-        text: a path that ends with ``.toml``, ``.json``, ``.yaml`` or ``.yml``, or a line.
-        path: where the text stands, for messages.
+    """Return the settings of a file, if the text ends like the name of one, or those of a line that is a policy.
 
     Raises:
         ConfigError: as for :func:`load_settings`, or the file cannot be read.

@@ -30,10 +30,6 @@ class Text(str):
 def split_steps(line: str, path: str) -> list[dict[str, str]]:
     """Return the steps of a line, each with its name under ``"name"`` and its values as :class:`Text`.
 
-    Args:
-        line: as the user wrote it.
-        path: where the line stands, for messages.
-
     Raises:
         ConfigError: the line does not follow the grammar.
 
@@ -46,11 +42,7 @@ def split_steps(line: str, path: str) -> list[dict[str, str]]:
 
 
 def written(table: Mapping[str, Any], path: str) -> str:
-    """Return the line that describes a table.
-
-    Args:
-        table: the plain form of a policy.
-        path: where it stands, for messages.
+    """Return the line that describes the plain form of a policy.
 
     Raises:
         ConfigError: it has no one-line form.

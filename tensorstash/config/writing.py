@@ -4,11 +4,21 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
-from tensorstash.config.schema import GROUPS
 from tensorstash.errors import ConfigError
+from tensorstash.policies import Policy
 from tensorstash.policies.plan import HookPolicy
+from tensorstash.protocols import Codec, Selector, StoreConfig
 from tensorstash.registry import lookup
 from tensorstash.sizes import exact_bytes
+
+GROUPS: dict[Any, tuple[str, ...]] = {
+    Policy: ("policies", "codecs", "stores"),
+    HookPolicy: ("policies", "codecs", "stores"),
+    Codec: ("codecs",),
+    StoreConfig: ("stores",),
+    Selector: ("selectors",),
+}
+"""The registry groups that a field of this annotation takes its components from, the first one before the others."""
 
 
 def to_dict(policy: HookPolicy) -> dict[str, Any]:
@@ -29,12 +39,6 @@ def to_dict(policy: HookPolicy) -> dict[str, Any]:
 
 def to_written(policy: HookPolicy) -> dict[str, Any]:
     """Return :func:`to_dict` with sizes as people write them.
-
-    Args:
-        policy: as for :func:`to_dict`.
-
-    Raises:
-        ConfigError: as for :func:`to_dict`.
 
     >>> from tensorstash.policies import DiskSpill
     >>> to_written(DiskSpill(budget=2 * 2**30))
