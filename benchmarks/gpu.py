@@ -17,13 +17,13 @@ from benchmarks.harness.report import Report, columns
 
 COLUMNS = columns("part | command | seconds:.0f | outcome")
 
-TINY = "--width 64 --depth 2 --heads 2 --vocabulary 64 --length 64"
+TINY = "--width 64 --depth 2 --heads 2 --vocabulary 64 --length 64 --rounds 1 --steps 1"
+SOME = "--method none --method cpu_offload"
 PARTS = {
     "doctor": (60, "-m tensorstash doctor", ""),
-    "link": (120, "-m benchmarks torch_link --device {device}", "--mib 1"),
     "tests": (300, "-m pytest -q -n 0 -p no:cacheprovider -m gpu tests/torch", "--co"),
-    "shapes": (300, "-m benchmarks torch_shapes --device {device}", f"{TINY} --steps 5"),
-    "steps": (560, "-m benchmarks torch_device --device {device} --budget 500", f"{TINY} --rounds 1 --steps 1"),
+    "steps": (560, "-m benchmarks torch_device --device {device} --budget 500", TINY),
+    "lengths": (300, f"-m benchmarks torch_device --device {{device}} --budget 250 --vary {SOME}", TINY),
     "hooks": (120, "-m benchmarks hooks --framework torch --device {device}", "--saves 4 --rounds 2"),
 }
 """Limits in seconds, commands, and the options of a small run."""

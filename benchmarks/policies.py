@@ -36,7 +36,6 @@ WORKLOADS = {
     "gpt": GPT,
     "paddle_resnet": RESNET,
     "blocks": replace(GPT, batch=8, depth=24, width=256, heads=4, context=512),
-    "gpt_dropout": replace(GPT, dropout=0.1, eager=True),
     "resnet": replace(RESNET, framework="torch", rate=1e-3, optimizer="adamw"),
     "paddle_gpt": replace(GPT, framework="paddle"),
 }
@@ -77,6 +76,11 @@ class Variant:
         return {"budget": size} if size else {}
 
     @property
+    def untimed(self) -> int:
+        """Steps that do not count: a budget settles within three."""
+        return 3 if self.budget else 1
+
+    @property
     def is_lossless(self) -> bool:
         plans = ts.parse(self.policy).alternatives() if self.policy != NONE else ()
         return all(plan.is_lossless for plan in plans)
@@ -85,13 +89,15 @@ class Variant:
 Measured = Mapping[Variant, Mapping[str, Any]]
 
 
-def measure(name: str, variants: Sequence[Variant], options: argparse.Namespace) -> dict[Variant, dict[str, Any]]:
-    """Train a workload under all variants, no policy first, and return the report of each process.
+def measure(
+    name: str, model: Model, variants: Sequence[Variant], options: argparse.Namespace, compared: Sequence[int] = (0,)
+) -> dict[Variant, dict[str, Any]]:
+    """Train a model under all variants, no policy first, and return the report of each process.
 
     Raises:
         WorkerError: a process failed.
     """
-    model = replace(WORKLOADS[name], dtype=options.dtype, threads=options.threads)
+    model = replace(model, threads=options.threads)
     model = tiny(model) if options.quick else model
     environment = {**os.environ, **({"OMP_NUM_THREADS": str(options.threads)} if options.threads else {})}
     launched = advised_environment(environment)
@@ -104,16 +110,19 @@ def measure(name: str, variants: Sequence[Variant], options: argparse.Namespace)
             return training.job(
                 f"{name}, {variant}",
                 replace(model, recompute=variant.name == CHECKPOINT),
-                1 + options.rounds,
+                variant.untimed + options.rounds,
                 variant.policy,
                 scope=scope | variant.budget,
+                compared=list(compared),
                 saved=str(files[variant]),
                 environment=environment if variant.name in (NONE, CHECKPOINT) else launched,
                 package=variant.package,
             )
 
         with Turns({variant: job(variant) for variant in variants}) as turns:
-            turns.rounds(1 + options.rounds)
+            for variant in variants:
+                turns.alone(variant, variant.untimed)
+            turns.rounds(options.rounds)
             measured = turns.finish()
         base = measured[variants[0]]
         for variant, found in measured.items():
@@ -123,11 +132,14 @@ def measure(name: str, variants: Sequence[Variant], options: argparse.Namespace)
     return measured
 
 
-def ratios(measured: Measured, variant: Variant) -> tuple[float, float, float]:
-    """Return memory, time and processor time relative to no policy."""
-    ours, theirs = measured[variant], next(iter(measured.values()))
+def ratios(measured: Measured, variant: Variant, other: Variant | None = None) -> tuple[float, float, float]:
+    """Return memory, time and processor time relative to another variant, or to no policy."""
+    other = other or next(iter(measured))
+    ours, theirs = measured[variant], measured[other]
     times = (
-        median(our / their for our, their in zip(ours[name][1:], theirs[name][1:], strict=True))
+        median(
+            our / their for our, their in zip(ours[name][variant.untimed :], theirs[name][other.untimed :], strict=True)
+        )
         for name in ("step_s", "cpu_s")
     )
     return ours["activation_bytes"] / max(theirs["activation_bytes"], 1), *times
@@ -137,7 +149,7 @@ def rows(name: str, measured: Measured) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a workload, the largest peak first."""
     for variant, found in sorted(measured.items(), key=lambda each: -each[1]["activation_bytes"]):
         memory, time, cpu = ratios(measured, variant)
-        nbytes, step_ms = found["activation_bytes"], 1e3 * median(found["step_s"][1:])
+        nbytes, step_ms = found["activation_bytes"], 1e3 * median(found["step_s"][variant.untimed :])
         exact = f"differ by {found['difference']:.1e}" if found["difference"] else "bitwise equal"
         yield name, str(variant), nbytes / 2**20, memory, step_ms, time, cpu, exact
 
@@ -178,12 +190,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--policy", action="append", type=policy_line, help="only this line, or line@budget; repeatable"
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of PyTorch's workloads")
+    parser.add_argument("--beside", type=Path, help="another checkout, whose package is measured too")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw memory against time, such as points.png")
+    add_sizes(parser, "16 MiB")
+
+
+def add_sizes(parser: argparse.ArgumentParser, limit: str) -> None:
+    """Add what :func:`measure` reads."""
     parser.add_argument("--threads", type=int, help="for computing; by default all")
     parser.add_argument("--quick", action="store_true", help="sizes that show nothing but that it runs")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="steps of each that count (5)")
-    parser.add_argument("--limit", default="16 MiB", help="bytes in flight, and ahead, in each direction (16 MiB)")
-    parser.add_argument("--beside", type=Path, help="another checkout, whose package is measured too")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw memory against time, such as points.png")
+    parser.add_argument("--limit", default=limit, help=f"bytes in flight, and ahead, in each direction ({limit})")
 
 
 def main(options: argparse.Namespace, report: Report) -> bool:
@@ -196,7 +213,8 @@ def main(options: argparse.Namespace, report: Report) -> bool:
     workloads: dict[str, Measured] = {}
     said = []
     for name in options.workload or DEFAULT:
-        found = workloads[name] = measure(name, variants, options)
+        model = replace(WORKLOADS[name], dtype=options.dtype)
+        found = workloads[name] = measure(name, model, variants, options)
         report.measured.setdefault("workloads", {})[name] = [
             asdict(variant) | {"package": str(variant.package), **each} for variant, each in found.items()
         ]

@@ -2,6 +2,7 @@
 
     python -m benchmarks torch_device                              # a GPT on CUDA, within ten minutes
     python -m benchmarks torch_device --device xpu                 # or any other accelerator of PyTorch
+    python -m benchmarks torch_device --vary                       # sequences of random lengths
     python -m benchmarks torch_device --device cpu --width 64 --depth 2 --heads 2 --length 64
 
 A method is a name of METHODS or a policy as one line. All run in one process, on one model, and take turns. Memory is
@@ -15,8 +16,9 @@ computes beside the first copy out and the last one back.
 
 import argparse
 import os
+import random
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from statistics import median, stdev
@@ -24,7 +26,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 
 import tensorstash as ts
@@ -35,29 +37,28 @@ from benchmarks.models import Model
 from benchmarks.models import torch as pytorch
 from benchmarks.models.networks import GPT, new
 
-NONE, HOST, OURS = "none", "save_on_cpu pinned", "cpu_offload"
+NONE = "none"
 METHODS = (
-    *(NONE, "checkpoint", "save_on_cpu", HOST, "trl", OURS, "quantize:bits=8", "quantize:bits=4 | cpu_offload"),
-    *("cpu_offload | disk_spill:directory={directory}", "some: cpu_offload"),
+    *(NONE, "checkpoint", "save_on_cpu", "save_on_cpu pinned", "trl"),
+    *("cpu_offload", "quantize:bits=8", "quantize:bits=4 | cpu_offload"),
+    *("recompute | cpu_offload", "cpu_offload | disk_spill:directory={directory}"),
     *("checkpoint, save_on_cpu", "checkpoint, trl", "checkpoint, cpu_offload"),
 )
-"""A policy after ``some:`` holds for every fourth block, so that copies fit behind the computation of the others."""
 
 COLUMNS = columns("""
     length:> | method | peak GiB:.2f | of none:.3f | step ms:.1f | of none's:> | GiB out:.3f |
     out ms, of bare:> | hidden out:.3f | back ms, of bare:> | hidden back:.3f | hidden ms:.0f |
-    sooner than save_on_cpu ms:.0f | page-locked GiB, of payload:> | gradients | failure
+    page-locked GiB, of payload:> | gradients | failure
 """)
 
 
 class Method:
     """One way to train, by its name: a context for each forward, and what it knows of itself."""
 
-    def __init__(self, name: str, blocks: Sequence[nn.Module], directory: str, kind: str) -> None:
+    def __init__(self, name: str, directory: str, kind: str) -> None:
         head, _, rest = name.partition(", ")
         self.recompute = head == "checkpoint"
         name = rest if self.recompute else name
-        _, some, line = name.rpartition("some: ")
         self.session: Any = None
         self.scope: Callable[[], AbstractContextManager[Any]] = nullcontext
         if name.startswith("save_on_cpu"):
@@ -73,8 +74,8 @@ class Method:
                 raise NotImplementedError(f"does not take the device: {lack}") from lack
             self.scope = lambda: offload
         elif name not in (NONE, ""):
-            session = self.session = ts.stash(ts.parse(line.format(directory=directory)), framework="torch")
-            self.scope = partial(pytorch.forwards, blocks[::4], session) if some else lambda: session
+            session = self.session = ts.stash(name.format(directory=directory), framework="torch")
+            self.scope = lambda: session
 
 
 class Bench:
@@ -87,18 +88,18 @@ class Bench:
             sizes = {name: getattr(options, name) for name in ("batch", "depth", "width", "heads", "vocabulary")}
             model = Model(framework="torch", network="gpt", rate=0.0, context=length, **sizes)
             self.model: Any = new(pytorch, GPT, model).to(torch.bfloat16)
-            self.batch = torch.randint(options.vocabulary, (options.batch, length + 1))
-        self.blocks = list(self.model.blocks)
+            self.whole = self.batch = torch.randint(options.vocabulary, (options.batch, length + 1))
 
-    def loss(self) -> Tensor:
-        """Run a forward."""
-        logits = self.model(self.batch[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), self.batch[:, 1:].flatten())
+    def shorten(self, seed: str) -> None:
+        """Let steps take sequences of a random length from now on, from half to all."""
+        length = self.whole.shape[1] - 1
+        self.batch = self.whole[:, : random.Random(seed).randint(length // 2, length) + 1]
 
     def step(self, method: Method) -> None:
         self.model.recompute = method.recompute
         with method.scope():
-            loss = self.loss()
+            logits = self.model(self.batch[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), self.batch[:, 1:].flatten())
         loss.backward()
 
     def timed(self, method: Method) -> tuple[float, int]:
@@ -136,7 +137,7 @@ def failures(row: dict[str, Any]) -> Iterator[None]:
 def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[str, dict[str, Any]]:
     """Return what was measured, by method and name, ``seconds`` and ``peaks`` by turn and step; or its ``failure``."""
     accelerator = bench.accelerator
-    make = partial(Method, blocks=bench.blocks, directory=options.directory, kind=accelerator.device.type)
+    make = partial(Method, directory=options.directory, kind=accelerator.device.type)
     rows: dict[str, dict[str, Any]] = {}
     methods: dict[str, Method] = {}
     expected: list[Tensor] | None = None
@@ -169,6 +170,8 @@ def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[
             with failures(row):
                 bench.timed(method)  # warms up
                 for step in range(options.steps):
+                    if options.vary:
+                        bench.shorten(f"{turn} {step}")
                     row["seconds"][turn, step], row["peaks"][turn, step] = bench.timed(method)
             accelerator.clear()
     return rows
@@ -176,7 +179,7 @@ def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[
 
 def cells(name: str, rows: Mapping[str, Mapping[str, Any]], bare: Mapping[str, float]) -> dict[str, Any]:
     """Return what is known of a method, by head; ``bare`` are seconds per byte of bare copies."""
-    row, none, host = (rows.get(each, {}) for each in (name, NONE, HOST))
+    row, none = rows[name], rows[NONE]
     if not row["seconds"]:
         return {"method": name, "failure": row.get("failure", "not timed")}
     ratios = [spent / none["seconds"][when] for when, spent in row["seconds"].items()]
@@ -200,12 +203,7 @@ def cells(name: str, rows: Mapping[str, Mapping[str, Any]], bare: Mapping[str, f
     if pinned and payload:
         found["page-locked GiB, of payload"] = f"{pinned / 2**30:.3f}, {pinned / payload:.3f}"
     if copies:
-        hidden = sum(copy["beside"] for copy in copies.values())
-        found["hidden ms"] = 1e3 * hidden
-        others = host.get("seconds", {}) if name == OURS else {}
-        sooner = [others[when] - spent for when, spent in row["seconds"].items() if when in others]
-        if sooner:
-            found["sooner than save_on_cpu ms"] = 1e3 * median(sooner)
+        found["hidden ms"] = 1e3 * sum(copy["beside"] for copy in copies.values())
     return found
 
 
@@ -213,6 +211,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda", help="of any accelerator of PyTorch, or cpu")
     parser.add_argument("--length", action="append", type=int, help="of the GPT's sequences")
     parser.add_argument("--method", action="append")
+    parser.add_argument("--vary", action="store_true", help="train on sequences of random lengths up to this")
     parser.add_argument("--budget", type=float, default=540, help="seconds after which nothing new is measured")
     parser.add_argument("--directory", default=tempfile.gettempdir())
     sizes = {"width": 4096, "depth": 8, "batch": 1, "heads": 32, "vocabulary": 32_000, "rounds": 3, "steps": 3}

@@ -1,5 +1,6 @@
 """Mistakes that people make: each ends in an error or a warning that names the mistake and the cure."""
 
+import gc
 import os
 import pickle
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +113,6 @@ def noise(steps: int) -> None:
 
 
 def wrapped_after_compiling() -> None:
-    torch.compiler.reset()
     compiled = torch.compile(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), backend="aot_eager")
     ts.wrap(compiled, "disk_spill", min_bytes=0, limits=AT_ONCE)
     for _ in range(4):
@@ -119,7 +120,6 @@ def wrapped_after_compiling() -> None:
 
 
 def compiled_after_wrapping() -> None:
-    torch.compiler.reset()
     layers = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
     ts.wrap(layers, "disk_spill", min_bytes=0, limits=AT_ONCE)
     compiled = torch.compile(layers, backend="aot_eager")
@@ -139,7 +139,6 @@ class Written(nn.Module):
 
 
 def written_and_compiled_after_wrapping() -> None:
-    torch.compiler.reset()
     layers = Written()
     ts.wrap(layers, "disk_spill", min_bytes=0, limits=AT_ONCE)
     compiled = torch.compile(layers, backend="aot_eager")
@@ -211,7 +210,6 @@ def left_on_another_thread() -> None:
 
 
 def compiled_as_a_whole() -> None:
-    torch.compiler.reset()
     blocks = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
     compiled, around = torch.compile(blocks, backend="aot_eager"), stash()
     x = torch.ones(2048, 64)
@@ -222,7 +220,6 @@ def compiled_as_a_whole() -> None:
 
 
 def compiled_as_one_graph_around_a_wrap() -> None:
-    torch.compiler.reset()
     wrapped = model()
     ts.wrap(wrapped, "compress")
     wrapped(torch.ones(2, 8))
@@ -276,25 +273,44 @@ def without_its_library() -> None:
 
 
 Says = Callable[[], object]
+POLICIES: list[tuple[str, Any, str]] = [
+    ("a name with a typing error", "compres", "compres.*did you mean 'compress'"),
+    ("a name in another case", "DISK_SPILL", "DISK_SPILL.*did you mean 'disk_spill'"),
+    ("half of a key", "disk_spill:dir=/tmp", r"\.dir: unknown key; did you mean 'directory'"),
+    ("a class's name in a line", "CpuOffload", "did you mean 'cpu_offload'"),
+    ("a key with a typing error", "compress:levle=3", "levle.*did you mean 'level'"),
+    ("a class in place of a policy", ts.Compress, r"expected a policy such as"),
+    ("nothing in place of a policy", None, "got None, expected a policy such as"),
+    ("an empty line in place of a policy", "", "got '', expected a step such as disk_spill"),
+    ("a dictionary in place of a policy", {"name": "compress"}, "from_dict"),
+    ("a list in place of a policy", [ts.Compress(), ts.Keep()], r"joined by \|"),
+    ("a value without its key", "quantize:8", "write quantize:bits=8"),
+    ("steps joined by a comma", "compress, disk_spill", r"write 'compress \| disk_spill'"),
+    ("a step behind options", "quantize:bits=4, disk_spill", r"write 'quantize:bits=4 \| disk_spill'"),
+    ("steps joined by an arrow", "compress > disk_spill", r"write 'compress \| disk_spill'"),
+    ("a file in place of a policy", "policy.toml", r"load_settings\('policy.toml'\)"),
+    ("a path in place of a policy", Path("policy.toml"), r"load_settings\('policy.toml'\)"),
+    (
+        "a name of which only policies are listed",
+        "qantize",
+        "did you mean 'quantize'. Known: cast, chain, checkpoint, compress, cpu_offload, disk_spill, encode, keep, ",
+    ),
+    ("a dtype by half its name", "cast:dtype=bf16", "dtype: got 'bf16', expected 'bfloat16'"),
+    ("module names without a model", by_name("*"), "use wrap"),
+]
+OPTIONS: list[tuple[str, dict[str, Any], str]] = [
+    ("a limit outside of the limits", {"in_flight": "1MiB"}, r"limits=Limits\(in_flight='1MiB'\)"),
+    ("an argument with a typing error", {"min_byte": 0}, "did you mean 'min_bytes'"),
+    ("a budget without a unit, as text", {"budget": "6"}, "size with a unit, such as '6GiB'"),
+    ("a negative size", {"min_bytes": -1}, "min_bytes: got -1, expected .* 0 or more"),
+    ("limits as a dictionary", {"limits": {"in_flight": 1}}, r"expected Limits, such as Limits\("),
+    ("limits as text", {"limits": "64 MiB"}, r"Limits\(in_flight='64 MiB'\)"),
+    ("min_bytes with a typing error", {"min_bytes": "64 KO"}, "min_bytes.*64 KO"),
+    ("a framework by another name", {"framework": "pytorch"}, "did you mean 'torch'"),
+]
 ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
-    "a name with a typing error": (lambda: stash("compres"), ConfigError, "compres.*did you mean 'compress'"),
-    "a name in another case": (lambda: stash("DISK_SPILL"), ConfigError, "DISK_SPILL.*did you mean 'disk_spill'"),
-    "half of a key": (
-        lambda: stash("disk_spill:dir=/tmp"),
-        ConfigError,
-        r"\.dir: unknown key; did you mean 'directory'",
-    ),
-    "a class's name in a line": (lambda: stash("CpuOffload"), ConfigError, "did you mean 'cpu_offload'"),
-    "a key with a typing error": (lambda: stash("compress:levle=3"), ConfigError, "levle.*did you mean 'level'"),
-    "a class in place of a policy": (lambda: stash(ts.Compress), ConfigError, r"expected a policy such as"),
-    "nothing in place of a policy": (lambda: stash(None), ConfigError, "got None, expected a policy such as"),
-    "an empty line in place of a policy": (
-        lambda: stash(""),
-        ConfigError,
-        "got '', expected a step such as disk_spill",
-    ),
-    "a dictionary in place of a policy": (lambda: stash({"name": "compress"}), ConfigError, "from_dict"),
-    "a list in place of a policy": (lambda: stash([ts.Compress(), ts.Keep()]), ConfigError, r"joined by \|"),
+    **{name: (partial(stash, policy), ConfigError, pattern) for name, policy, pattern in POLICIES},
+    **{name: (partial(stash, **options), ConfigError, pattern) for name, options, pattern in OPTIONS},
     "a tuple in place of a part of a policy": (lambda: ts.Route((), (ts.Compress(),)), ConfigError, r"by \|.*Chain"),
     "model and policy swapped": (lambda: ts.wrap(ts.Compress(), model()), ConfigError, "arguments are swapped"),  # type: ignore[arg-type]
     "model and text swapped": (lambda: ts.wrap("compress", model()), ConfigError, r"write wrap\(model, policy\)"),  # type: ignore[arg-type]
@@ -303,45 +319,13 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
         BackendError,
         r"expected a module; .*model\.network",
     ),
-    "a limit outside of the limits": (
-        lambda: stash(in_flight="1MiB"),
-        ConfigError,
-        r"limits=Limits\(in_flight='1MiB'\)",
-    ),
-    "an argument with a typing error": (lambda: stash(min_byte=0), ConfigError, "did you mean 'min_bytes'"),
-    "a value without its key": (lambda: stash("quantize:8"), ConfigError, "write quantize:bits=8"),
-    "steps joined by a comma": (lambda: stash("compress, disk_spill"), ConfigError, r"write 'compress \| disk_spill'"),
-    "a step behind options": (
-        lambda: stash("quantize:bits=4, disk_spill"),
-        ConfigError,
-        r"write 'quantize:bits=4 \| disk_spill'",
-    ),
-    "steps joined by an arrow": (
-        lambda: stash("compress > disk_spill"),
-        ConfigError,
-        r"write 'compress \| disk_spill'",
-    ),
-    "a file in place of a policy": (lambda: stash("policy.toml"), ConfigError, r"load_settings\('policy.toml'\)"),
-    "a path in place of a policy": (lambda: stash(Path("policy.toml")), ConfigError, r"load_settings\('policy.toml'\)"),
-    "a name of which only policies are listed": (
-        lambda: stash("qantize"),
-        ConfigError,
-        "did you mean 'quantize'. Known: cast, chain, checkpoint, compress, cpu_offload, disk_spill, encode, keep, ",
-    ),
-    "a budget without a unit, as text": (lambda: stash(budget="6"), ConfigError, "size with a unit, such as '6GiB'"),
     "a class in place of a model": (lambda: ts.wrap(nn.GELU, "compress"), ConfigError, "make an instance of it"),
     "a function in place of a model": (lambda: ts.wrap(len, "compress"), BackendError, "expected a module"),
     "bits that there are not": (lambda: ts.Quantize(3), ConfigError, "got 3.*expected"),  # type: ignore[arg-type]
     "bits as a float": (lambda: ts.Quantize(8.0), ConfigError, "got 8.0, expected one of 2, 4, 8"),  # type: ignore[arg-type]
     "bits as text": (lambda: ts.Quantize("8"), ConfigError, "got '8', expected one of 2, 4, 8"),  # type: ignore[arg-type]
-    "a negative size": (lambda: stash(min_bytes=-1), ConfigError, "min_bytes: got -1, expected .* 0 or more"),
-    "a dtype by half its name": (
-        lambda: stash("cast:dtype=bf16"),
-        ConfigError,
-        "dtype: got 'bf16', expected 'bfloat16'",
-    ),
-    "a unit that there is not": (lambda: stash(ts.DiskSpill(budget="40 GO")), ConfigError, "40 GO.*expected"),
     "a framework's object as a dtype": (lambda: ts.Cast(torch.bfloat16), ConfigError, "expected.*bfloat16"),  # type: ignore[arg-type]
+    "a unit that there is not": (lambda: stash(ts.DiskSpill(budget="40 GO")), ConfigError, "40 GO.*expected"),
     "the store before the codec": (
         lambda: ts.DiskSpill() | ts.Compress(),
         PlanError,
@@ -367,30 +351,17 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
         StoreError,
         r"(may not be written to|does not exist); .*DiskSpill\(",
     ),
-    "limits as a dictionary": (
-        lambda: stash(limits={"in_flight": 1}),
-        ConfigError,
-        r"expected Limits, such as Limits\(",
-    ),
-    "limits as text": (lambda: stash(limits="64 MiB"), ConfigError, r"Limits\(in_flight='64 MiB'\)"),
-    "min_bytes with a typing error": (lambda: stash(min_bytes="64 KO"), ConfigError, "min_bytes.*64 KO"),
-    "a framework by another name": (lambda: stash(framework="pytorch"), ConfigError, "did you mean 'torch'"),
     "no word of which framework": (lambda: ts.stash("compress"), BackendError, "pass framework="),
     "no framework": (without_a_framework, BackendError, "no framework is imported; import one first"),
     "a pattern that matches nothing": (lambda: ts.wrap(model(), by_name("attention")), ConfigError, "There are: 0, 1"),
     "a regular expression": (lambda: ts.wrap(model(), by_name(r"\d+")), ConfigError, "shell-style"),
-    "module names without a model": (lambda: stash(by_name("*")), ConfigError, "use wrap"),
     "a method that there is not": (
         lambda: ts.wrap(model(), "compress", methods="foward"),
         ConfigError,
         "did you mean 'forward'",
     ),
     "a generator decorated": (decorated_generator, ConfigError, "use `with stash"),
-    "a saved tensor changed in place": (
-        changed_in_place,
-        SavedTensorModifiedError,
-        "by an inplace.*Clone it before",
-    ),
+    "a saved tensor changed in place": (changed_in_place, SavedTensorModifiedError, "by an inplace.*Clone it before"),
     "left on another thread": (left_on_another_thread, BackendError, "enter and leave on one thread"),
     "a backward twice": (backward_twice, RuntimeError, "a second time.*Specify retain_graph=True"),
     "a stash in a pickle": (pickled_while_in_use, TypeError, "holds threads.*make a new one"),
@@ -455,6 +426,7 @@ WARNINGS: dict[str, tuple[Says, str]] = {
 @pytest.mark.parametrize("mistake", ERRORS)
 def test_a_mistake_is_an_error_with_the_cure(mistake: str) -> None:
     make, kind, pattern = ERRORS[mistake]
+    torch.compiler.reset()
     with pytest.raises(kind) as raised:
         make()
     assert re.search(pattern, str(raised.value), re.DOTALL), str(raised.value)
@@ -465,6 +437,8 @@ def test_a_mistake_is_an_error_with_the_cure(mistake: str) -> None:
 @pytest.mark.parametrize("mistake", WARNINGS)
 def test_a_mistake_without_effect_is_a_warning_with_the_cure(mistake: str) -> None:
     make, pattern = WARNINGS[mistake]
+    torch.compiler.reset()
+    gc.collect()  # what other tests have left says something when it goes
     with pytest.warns(ts.TensorStashWarning) as said:
         make()
     hits = [one for one in said if re.search(pattern, str(one.message), re.DOTALL)]

@@ -14,14 +14,11 @@ class Model:
     batch: int  # examples of a step
     rate: float  # of learning
     optimizer: str = "adamw"  # or "adam"; in Paddle also "momentum"
-    depth: int  # blocks; of a residual network, in each stage
+    depth: int  # blocks
     width: int  # of the GPT, or channels of the residual network
     heads: int = 1  # of attention; width is divisible by it
     context: int = 0  # bytes of text in an example
     vocabulary: int = 256  # tokens that there are; one for each byte of text
-    dropout: float = 0.0  # of the GPT, as a fraction
-    eager: bool = False  # attention is written out, as it is in Paddle, and keeps its probabilities for backward
-    stages: int = 1  # of the residual network; each but the first halves height and width
     scale: int = 4  # side of the square that a pixel becomes
     recompute: bool = False  # the activations of blocks are computed again in backward
     dtype: str = "float32"  # of weights and activations

@@ -19,8 +19,6 @@ def _kind(kind: type, module: type) -> type:
 class Attention:
     """Causal self-attention over (batch, length, width)."""
 
-    training: bool
-
     def __init__(self, of: Any, model: Model) -> None:
         super().__init__()
         self.of, self.model = of, model
@@ -29,8 +27,7 @@ class Attention:
 
     def forward(self, x: Any) -> Any:
         parts = (part.unflatten(-1, (self.model.heads, -1)).swapaxes(1, 2) for part in self.inputs(x).chunk(3, -1))
-        mixed = self.of.attention(*parts, self.model.dropout if self.training else 0.0, self.model.eager)
-        return self.output(mixed.swapaxes(1, 2).flatten(2))
+        return self.output(self.of.attention(*parts).swapaxes(1, 2).flatten(2))
 
 
 class Block:
@@ -43,11 +40,10 @@ class Block:
         self.attention = new(of, Attention, model)
         self.norm_linear = nn.LayerNorm(width)
         self.linear = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        self.dropout = nn.Dropout(model.dropout)
 
     def forward(self, x: Any) -> Any:
-        x = x + self.dropout(self.attention(self.norm_attention(x)))
-        return x + self.dropout(self.linear(self.norm_linear(x)))
+        x = x + self.attention(self.norm_attention(x))
+        return x + self.linear(self.norm_linear(x))
 
 
 class GPT:
@@ -86,15 +82,12 @@ class Residual:
 
 
 class ResNet:
-    """Classifies (batch, 1, height, width) into logits (batch, classes); each stage but one halves height and width."""
+    """Classifies (batch, 1, height, width) into logits (batch, classes)."""
 
     def __init__(self, of: Any, model: Model) -> None:
         super().__init__()
-        layers = [of.convolution(1, model.width)]
-        for stage in range(model.stages):
-            layers += [of.pool(2)] if stage else []
-            layers += [new(of, Residual, model) for _ in range(model.depth)]
-        self.body = of.nn.Sequential(*layers)
+        blocks = (new(of, Residual, model) for _ in range(model.depth))
+        self.body = of.nn.Sequential(of.convolution(1, model.width), *blocks)
         self.head = of.nn.Linear(model.width, 10)
 
     def forward(self, images: Any) -> Any:

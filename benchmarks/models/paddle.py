@@ -14,14 +14,13 @@ from benchmarks.models.networks import NETWORKS, new
 OPTIMIZERS = {"adam": paddle.optimizer.Adam, "adamw": paddle.optimizer.AdamW, "momentum": paddle.optimizer.Momentum}
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, dropout: float, eager: bool) -> Tensor:
-    """Attention by hand, eager or not."""
+def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     scores = query @ key.swapaxes(-1, -2) / query.shape[-1] ** 0.5
     future = paddle.triu(paddle.full(scores.shape[-2:], -1e9), 1)
-    return F.dropout(F.softmax(scores + future, -1), dropout) @ value
+    return F.softmax(scores + future, -1) @ value
 
 
-Module, norm, pool, checkpoint = nn.Layer, nn.BatchNorm2D, nn.MaxPool2D, recompute
+Module, norm, checkpoint = nn.Layer, nn.BatchNorm2D, recompute
 convolution = partial(nn.Conv2D, kernel_size=3, padding=1)
 unbiased = {"bias_attr": False}
 

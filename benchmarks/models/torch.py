@@ -1,8 +1,6 @@
 """Trainings in PyTorch."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,15 +17,8 @@ from benchmarks.models.networks import NETWORKS, new
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, dropout: float, eager: bool) -> Tensor:
-    if not eager:
-        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    return F.dropout(scores.masked_fill(future, -torch.inf).softmax(-1), dropout) @ value
-
-
-Module, norm, pool = nn.Module, nn.BatchNorm2d, nn.MaxPool2d
+Module, norm = nn.Module, nn.BatchNorm2d
+attention = partial(F.scaled_dot_product_attention, is_causal=True)
 convolution = partial(nn.Conv2d, kernel_size=3, padding=1)
 unbiased = {"bias": False}
 checkpoint = partial(checkpointed, use_reentrant=False)
@@ -35,18 +26,6 @@ checkpoint = partial(checkpointed, use_reentrant=False)
 
 def zeros(*shape: int) -> Tensor:
     return nn.Parameter(torch.zeros(shape))
-
-
-@contextmanager
-def forwards(blocks: Sequence[nn.Module], wrapped: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
-    """Let modules run what is made of their forward until the block of code ends."""
-    for block in blocks:
-        block.forward = wrapped(block.forward)
-    try:
-        yield
-    finally:
-        for block in blocks:
-            del block.forward
 
 
 class Training(training.Training):
@@ -61,10 +40,6 @@ class Training(training.Training):
         self._dtype = getattr(torch, model.dtype)
         network = new(sys.modules[__name__], NETWORKS[model.network], model).to(self._dtype)
         super().__init__(model, network, OPTIMIZERS[model.optimizer](network.parameters(), lr=model.rate))
-
-    def forward(self, step: int, *, small: bool = False) -> Tensor:
-        torch.manual_seed(step)  # of dropout
-        return super().forward(step, small=small)
 
     def update(self, rate: float | None = None) -> None:
         for group in self._optimizer.param_groups:

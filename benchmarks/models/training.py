@@ -1,6 +1,5 @@
 """A network that learns, as far as both frameworks spell it alike, and the jobs that train it and measure."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -24,16 +23,18 @@ NONE = "none"
 Gradients = Iterable[tuple[str, NDArray[Any]]]
 
 
-class Training(ABC):
+class Training:
     """Network, batches and optimizer of one framework, which subclasses make.
 
-    They also say how a tensor is made of an array (``_tensor``), what the cross entropy is (``_loss``), and what
-    records no graph (``_no_grad``).
+    They also say how a tensor is made of an array (``_tensor``), what the cross entropy is (``_loss``), what records no
+    graph (``_no_grad``), how gradients become zero (``clear``), and how the optimizer steps at a rate (``update``).
     """
 
     _loss: Any
     _tensor: Any
     _no_grad: Any
+    clear: Any
+    update: Any
 
     def __init__(self, model: Model, network: Any, optimizer: Any) -> None:
         self._model, self.network, self._optimizer = model, network, optimizer
@@ -47,14 +48,6 @@ class Training(ABC):
         """Compute the gradients, and return the loss as a number."""
         loss.backward()
         return float(loss.item())
-
-    @abstractmethod
-    def update(self, rate: float | None = None) -> None:
-        """Step the optimizer, with another rate of learning if one is given, and clear the gradients."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Set the gradients to zero, keeping their memory."""
 
     def gradients(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yield the gradient of each parameter by name; the arrays are valid until gradients change."""

@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import tensorstash as ts
-from tensorstash.host.arrays import Array
 from tensorstash.host.futures import Future
 from tensorstash.host.workers import Workers
 from tensorstash.policies import StoreIn
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.policies.selectors import MaxBytes
-from tensorstash.protocols import Slot, Store, StoreConfig, Tier
+from tensorstash.protocols import Store, StoreConfig, Tier
 from tensorstash.stores import Disk, Memory, Tiered
+from tensorstash.testing.faults import Intercepted
 
 NBYTES = [0, 1, 200, 1000, 20_000, 300_000, 2**28]
 
@@ -61,34 +61,16 @@ class Delayed:
     def tier(self) -> Tier:
         return self.inner.tier
 
-    def open(self) -> DelayedStore:
-        return DelayedStore(self.inner.open(), self.dice)
+    def open(self) -> Store:
+        return Intercepted(self.inner.open(), self._run)
 
-
-class DelayedStore:
-    """What :class:`Delayed` opens."""
-
-    def __init__(self, inner: Store, dice: Dice) -> None:
-        self._inner, self._dice = inner, dice
-        self.retains = inner.retains
-
-    def put(self, data: Array, /) -> Slot:
-        self._dice.wait()
-        slot = self._inner.put(data)
-        self._dice.wait()
-        return slot
-
-    def get(self, slot: Slot, /) -> Array:
-        self._dice.wait()
-        data: Array = self._inner.get(slot)
-        self._dice.wait()
-        return data
-
-    def delete(self, slot: Slot, /) -> None:
-        self._inner.delete(slot)
-
-    def close(self) -> None:
-        self._inner.close()
+    def _run(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        if name not in ("put", "get"):
+            return call(*arguments)
+        self.dice.wait()
+        found = call(*arguments)
+        self.dice.wait()
+        return found
 
 
 def policy(dice: Dice, directory: str) -> HookPolicy:

@@ -1,10 +1,9 @@
 """Every fault, every store, every kind of limits: what has to come of each, and which of them cannot exist."""
 
 import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any, Literal, NamedTuple, get_args
 
 from failing_process import killed, no_descriptor, no_directory, no_new_thread, no_permission, shut_down
@@ -34,6 +33,7 @@ from tensorstash.protocols import StoreConfig
 from tensorstash.stores import Disk, Memory, Tiered
 from tensorstash.testing.faults import CodecFault, FaultyCodec
 from tensorstash.testing.labs import BACKENDS
+from tests.samples import pairwise
 
 SHAPE = (48, 64)
 """Of every payload: three blocks of a disk in float32, so that there is a middle."""
@@ -178,12 +178,9 @@ class Cell(NamedTuple):
         return ", ".join(self)
 
 
-def cells() -> Iterator[Cell]:
-    """Give every fault with every store, every kind of limits and every backend."""
-    return (Cell(*names) for names in product(FAULTS, STORES, LIMITS, BACKENDS))
+def exists(fault: str, store: str, limits: str, backend: str) -> bool:
+    """Return whether a store can fail this way under these limits."""
+    return not {store, limits} & FAULTS[fault].impossible.keys()
 
 
-def impossible(cell: Cell) -> str | None:
-    """Say why there is no such cell, or return None if there is."""
-    reasons = FAULTS[cell.fault].impossible
-    return reasons.get(cell.store) or reasons.get(cell.limits)
+CELLS = [Cell(*names) for names in pairwise(FAULTS, STORES, LIMITS, BACKENDS, exists=exists)]

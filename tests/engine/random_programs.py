@@ -128,7 +128,7 @@ def programs(*, modified: bool = False, rewrites: bool = False, edits: bool = Fa
 
 
 def limits() -> st.SearchStrategy[ts.Limits]:
-    nbytes = st.sampled_from([0, 1, 64, 200, 1000, 10**6])
+    nbytes = st.sampled_from([0, 1, 64, 200, 1000, 2000, 10**6])
     threads = st.integers(1, 3)
     return st.builds(ts.Limits, in_flight=nbytes, ahead=nbytes, writers=threads, readers=threads, timeout_s=st.just(60))
 

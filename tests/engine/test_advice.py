@@ -13,7 +13,6 @@ import pytest
 import tensorstash as ts
 from tensorstash import reference as ref
 from tensorstash.errors import TensorStashWarning
-from tensorstash.host import native
 from tensorstash.host.mounts import directories_in_memory
 from tensorstash.policies.limits import Limits
 from tensorstash.stores.memory import Memory
@@ -67,53 +66,8 @@ def test_a_long_first_entry_is_judged_at_its_end():
         enter()
 
 
-def test_measuring_with_keep_says_nothing():
-    train(stash(ts.Keep()))
-
-
-def test_reasons_and_cures_are_those_of_what_was_kept():
-    session = stash("cpu_offload")
-    with pytest.warns(TensorStashWarning, match=r"6 of 12 MiB: already in host memory.*accelerators only"):
-        train(session)
-
-
-def test_limits_of_a_small_model_are_told_and_those_of_what_fits_are_not():
-    with pytest.warns(TensorStashWarning, match=r"a step stashes 4 MiB.*in_flight='512 KiB'"):
-        train(stash("compress", limits=Limits(in_flight="256 MiB", ahead="256 MiB")))
-    train(stash("compress", limits=Limits(in_flight="512 KiB", ahead="512 KiB")))
-    train(stash("compress"))
-
-
-def test_a_policy_whose_content_does_not_shrink_says_so():
-    # Every bit of the mantissa is random, and so is the exponent.
-    noise = np.random.default_rng(0).integers(2**23, 254 * 2**23, LARGE.shape, np.uint32).view(np.float32)
-
-    class Noise(ref.nn.Module):
-        """Saves noise."""
-
-        def forward(self, x):
-            return (x * ref.tensor(noise)).sum()
-
-    session = stash("compress", limits=AT_ONCE)
-
-    def steps():
-        for _ in range(4):
-            with session:
-                loss = Noise()(ref.tensor(LARGE, requires_grad=True) * 1.0)
-            loss.backward()
-
-    with pytest.warns(TensorStashWarning, match=r"shrinks nothing.*kept after all"):
-        steps()
-
-
 def test_small_tensors_are_not_judged_for_gains():
     train(stash(ts.StoreIn(Memory())), values=np.zeros(4, np.float32))
-
-
-@pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
-def test_where_nothing_is_compiled_it_says_so(nothing_is_compiled):
-    with pytest.warns(TensorStashWarning, match="install a C compiler"):
-        train(stash("compress", limits=AT_ONCE))
 
 
 def test_a_directory_in_memory_is_told_when_it_is_opened(monkeypatch, tmp_path):
@@ -123,13 +77,6 @@ def test_a_directory_in_memory_is_told_when_it_is_opened(monkeypatch, tmp_path):
     mounts.write_text(f"disk / ext4 rw\nshm {tmp_path} tmpfs rw\ndisk {tmp_path} xfs rw\n")
     assert directories_in_memory([str(tmp_path)], str(mounts)) == []
     assert directories_in_memory([str(tmp_path)], str(tmp_path / "none")) == []
-
-
-@pytest.mark.skipif(directories_in_memory(["/dev/shm"]) == [], reason="/dev/shm is not kept in memory here")
-@pytest.mark.parametrize("policy", ["disk_spill:directory=/dev/shm", "compress | disk_spill:directory=/dev/shm"])
-def test_spilling_to_memory_is_told_at_once(policy):
-    with pytest.warns(TensorStashWarning, match="/dev/shm is kept in memory"), stash(policy):
-        pass
 
 
 def test_a_stash_that_is_never_entered_says_so_and_one_that_is_does_not():
@@ -202,20 +149,6 @@ def test_an_interrupted_entry_is_not_judged():
     for _ in range(5):
         with pytest.raises(KeyboardInterrupt), session:
             raise KeyboardInterrupt
-
-
-def test_a_stash_inside_of_a_stash_takes_its_place_and_the_outer_says_so():
-    inner, outer = stash("compress", limits=AT_ONCE), stash("disk_spill", limits=AT_ONCE)
-
-    def both():
-        for _ in range(3):
-            with outer, inner:
-                ref.tensor(LARGE, requires_grad=True).exp().tanh()
-
-    with pytest.warns(TensorStashWarning, match=r"another stash or wrap inside.*chain and route"):
-        both()
-    assert "another stash" in outer.stats().advice
-    assert "another stash" not in inner.stats().advice
 
 
 def test_a_part_that_an_inner_scope_takes_out_is_meant():

@@ -1,6 +1,5 @@
 """What may happen between saving a tensor and capturing its bytes, with a worker that is held back on purpose."""
 
-import os
 import threading
 
 import numpy as np
@@ -11,7 +10,7 @@ from timeouts import set_timeout, settle
 
 import tensorstash as ts
 import tensorstash.reference as ref
-from tensorstash.errors import SavedTensorModifiedError, StoreError
+from tensorstash.errors import StoreError
 from tensorstash.host.workers import Workers
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
@@ -31,18 +30,6 @@ def held_back(limits=None, **gates):
 
 def leaf(values=(1.0, 2.0, 3.0)):
     return ref.tensor(np.array(values, np.float32), requires_grad=True)
-
-
-def test_a_request_before_the_capture_gets_the_source():
-    gate, stash = held_back(puts=True)
-    x = leaf()
-    with stash:
-        y = (x * 1.0).exp().sum()
-    y.backward()
-    gate.puts.set()
-    assert np.array_equal(x.grad.numpy(), np.exp(np.float32([1, 2, 3])))
-    assert stash.stats().forwarded > 0
-    assert gate.opened[0].get_count == 0
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
@@ -67,52 +54,6 @@ def test_what_a_codec_loses_is_lost_to_a_request_before_the_capture_too(backend,
     assert_same_bits(gradient(True), gradient(False), "a gradient of what was not stored yet")
 
 
-def test_a_tensor_modified_before_its_bytes_were_captured_is_refused():
-    gate, stash = held_back(puts=True)
-    x = leaf()
-    with stash as session:
-        y = (x * 1.0).exp()
-        z = y.sum()
-    with ref.no_grad():
-        y.mul_(0.0)
-    with pytest.raises(SavedTensorModifiedError, match="at version 1; expected version 0"):
-        z.backward(retain_graph=True)
-    gate.puts.set()
-    session.drain()
-    with pytest.raises(SavedTensorModifiedError, match="at version 1; expected version 0"):
-        z.backward()
-    assert gate.slots == 0
-
-
-def test_a_tensor_modified_while_its_bytes_were_being_copied_is_refused():
-    gate, stash = held_back(puts=True)
-    x = leaf()
-    with stash as session:
-        y = (x * 1.0).exp()
-        z = y.sum()
-    gate.arrived.acquire()  # the worker is inside put
-    with ref.no_grad():
-        y.mul_(0.0)
-    gate.puts.set()
-    session.drain()
-    with pytest.raises(SavedTensorModifiedError):
-        z.backward()
-    assert gate.slots == 0
-
-
-def test_captured_bytes_are_immune_to_later_changes():
-    _, stash = held_back()
-    x = leaf()
-    with stash as session:
-        y = (x * 1.0).exp()
-        z = y.sum()
-    session.drain()
-    with ref.no_grad():
-        y.mul_(0.0)
-    z.backward()
-    assert np.array_equal(x.grad.numpy(), np.exp(np.float32([1, 2, 3])))
-
-
 def test_a_dropped_graph_takes_its_waiting_work_with_it(no_gc):
     gate, stash = held_back(puts=True)
     x = leaf()
@@ -127,27 +68,6 @@ def test_a_dropped_graph_takes_its_waiting_work_with_it(no_gc):
     assert gate.opened[0].put_count == 1
     assert gate.slots == 0
     assert stash.stats().live.tensors == 0
-
-
-def test_forward_waits_at_the_limit_and_never_overshoots():
-    gate, stash = held_back(limits=ts.Limits(in_flight=100, timeout_s=60), puts=True)
-    x = leaf(np.ones(20))  # 80 bytes: one fits, two do not
-    done = threading.Event()
-
-    def forward():
-        with stash:
-            y = (x * 1.0).exp().exp().exp()
-        done.set()
-        y.sum().backward()
-
-    thread = threading.Thread(target=forward)
-    thread.start()
-    gate.arrived.acquire()
-    assert not done.is_set()
-    gate.puts.set()
-    thread.join()
-    assert done.is_set()
-    assert stash._session._sender.in_flight.peak == 80
 
 
 def test_bytes_in_flight_come_back_when_launching_a_capture_raises(monkeypatch):
@@ -182,35 +102,6 @@ def test_a_tensor_larger_than_the_limit_is_captured_before_pack_returns():
     assert stash.stats().forwarded == 0
 
 
-def test_a_store_that_hangs_while_storing_is_named_and_the_next_step_works():
-    gate, stash = held_back(limits=ts.Limits(in_flight=12, timeout_s=0.05), puts=True)
-    x = leaf()
-    with pytest.raises(StoreError, match=r"stage 1 of 1 .*Gated.*tensor float32\(3,\).*0\.05 seconds"), stash:
-        (x * 1.0).exp().exp()
-    gate.puts.set()
-    set_timeout(stash._session, 60)
-    stash._session.drain()
-    with stash:
-        y = (x * 1.0).exp().sum()
-    y.backward()
-    assert np.array_equal(x.grad.numpy(), np.exp(np.float32([1, 2, 3])))
-
-
-def test_a_store_that_hangs_while_reading_ahead_is_named_and_answers_when_asked_again():
-    gate, stash = held_back(limits=ts.Limits(in_flight=0, ahead=1000, timeout_s=60))
-    x = leaf()
-    with stash:
-        loss = (x * 1.0).exp().exp().sum()
-    gate.gets.clear()
-    set_timeout(stash._session, 0.05)
-    with pytest.raises(StoreError, match=r"stage 1 of 1 .*Gated.*took longer than 0\.05 seconds"):
-        loss.backward(retain_graph=True)
-    gate.gets.set()
-    set_timeout(stash._session, 60)
-    loss.backward()
-    assert np.allclose(x.grad.numpy(), np.exp(np.exp([1.0, 2, 3])) * np.exp([1.0, 2, 3]))
-
-
 @pytest.mark.parametrize("in_flight", [12, 0])
 def test_a_call_that_never_returns_is_given_up_and_the_next_steps_work_meanwhile(in_flight):
     gate, stash = held_back(limits=ts.Limits(in_flight=in_flight, ahead=0, timeout_s=0.05), puts=True)
@@ -232,34 +123,6 @@ def test_a_call_that_never_returns_is_given_up_and_the_next_steps_work_meanwhile
     gate.puts.set()
     settle(session._session)
     assert gate.slots == 0
-
-
-def test_a_store_that_hangs_while_storing_inside_pack_is_named_and_keeps_nothing():
-    gate, stash = held_back(limits=ts.Limits(in_flight=0, timeout_s=0.05), puts=True)
-    x = leaf()
-    message = r"stage 1 of 1 .*Gated.*tensor float32\(3,\).*storing 12 bytes took longer than 0\.05 seconds"
-    with pytest.raises(StoreError, match=message), stash:
-        (x * 1.0).exp()
-    gate.puts.set()
-    settle(stash._session)
-    assert (gate.opened[0].put_count, gate.slots) == (1, 0)
-
-
-def test_a_store_that_hangs_while_reading_inside_unpack_is_named_and_answers_when_asked_again():
-    gate, stash = held_back(limits=ts.Limits(in_flight=0, ahead=0, timeout_s=60))
-    store, get, gets = gate.opened[0], gate.opened[0].get, threading.Event()
-    store.get = lambda slot: gets.wait(60) and get(slot)
-    x = leaf()
-    with stash:
-        loss = (x * 1.0).exp().sum()
-    set_timeout(stash._session, 0.05)
-    message = r"stage 1 of 1 .*Gated.*tensor float32\(3,\).*reading 12 bytes took longer than 0\.05 seconds"
-    with pytest.raises(StoreError, match=message):
-        loss.backward(retain_graph=True)
-    gets.set()
-    set_timeout(stash._session, 60)
-    loss.backward()
-    assert np.array_equal(x.grad.numpy(), np.exp(np.float32([1, 2, 3])))
 
 
 @pytest.mark.parametrize("in_flight", ["1MiB", 0])
@@ -285,24 +148,6 @@ def test_memory_that_is_not_there_for_a_copy_is_named(in_flight, monkeypatch):
     assert np.array_equal(step(), torch.tensor([1.0, 2, 3]).exp())
 
 
-def test_a_failure_behind_the_computation_is_raised_when_the_tensor_is_needed():
-    class Broken(Gated):
-        def open(self):
-            store = super().open()
-            store.put = lambda data: (_ for _ in ()).throw(OSError(5, "Input/output error"))
-            return store
-
-    stash = ts.stash(StoreIn(Broken()), framework="reference", min_bytes=0)
-    x = leaf()
-    with stash as session:
-        y = (x * 1.0).exp().sum()
-    session.drain()
-    with pytest.raises(StoreError, match=r"stage 1 of 1 .*Broken.*float32\(3,\).*Input/output error"):
-        y.backward(retain_graph=True)
-    with pytest.raises(StoreError, match="Input/output error"):
-        y.backward()
-
-
 def test_a_failure_keeps_no_frame_and_no_memory_alive(no_gc):
     class Broken(Gated):
         def open(self):
@@ -317,8 +162,9 @@ def test_a_failure_keeps_no_frame_and_no_memory_alive(no_gc):
         y = (x * 1.0).exp().sum()
     session.drain()
     assert ref.memory("sim:0").allocated_bytes - before < 3 * 4000
-    with pytest.raises(StoreError):
-        y.backward()
+    for retain_graph in (True, False):
+        with pytest.raises(StoreError, match=r"stage 1 of 1 .*Broken.*float32\(1000,\).*Input/output error"):
+            y.backward(retain_graph=retain_graph)
     del y, x
     assert ref.memory("sim:0").allocated_bytes == before
 
@@ -336,24 +182,3 @@ def test_threads_end_with_their_session():
     for thread in writers:
         thread.join(60)
         assert not thread.is_alive()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_starts_threads_of_its_own():
-    _, stash = held_back()
-    with stash as session:
-        (leaf() * 1.0).exp()
-    session.drain()
-    pid = os.fork()
-    if not pid:
-        try:
-            x = leaf()
-            with stash as session:
-                y = (x * 1.0).exp().sum()
-            session.drain()
-            y.backward()
-            os._exit(0 if np.array_equal(x.grad.numpy(), np.exp(np.float32([1, 2, 3]))) else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

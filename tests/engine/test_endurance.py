@@ -7,52 +7,55 @@ import sys
 import threading
 from collections import Counter
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from planted_faults import Faulty
-from schedules import WIDTH, TellingBudget, gradient, run, schedule
+from schedules import TellingBudget
 
 import tensorstash as ts
 from tensorstash.host.arrays import Array
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Disk, Memory
+from tensorstash.testing.lab import Lab
 from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import floats
+from tests.samples import IS_LONG
 
 ROOT = Path(__file__).resolve().parents[2]
+WIDTH = 32
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("framework", BACKENDS)
+@pytest.mark.parametrize("framework", BACKENDS if IS_LONG else BACKENDS[1:])
 def test_what_a_process_holds_is_flat_after_ten_steps(framework, tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "tests.endurance",
-        "--framework",
-        framework,
-        "--policy",
-        "compress | disk_spill",
-    ]
+    command = [sys.executable, "-m", "tests.endurance", "--framework", framework, "--policy", "compress | disk_spill"]
     command += ["--steps", "100", "--tolerance-mib", "8", "--directory", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def gradient(lab: Lab, rows: int, nested: bool, scope: Any = None) -> Array:
+    """Return the gradient of a program with eight saved contents, or twice as many if it differentiates on the way."""
+    leaf = lab.tensor(floats(rows, WIDTH), requires_grad=True)
+    with scope or nullcontext():
+        x = lab.mul(leaf, 1.0)
+        for _ in range(8):
+            x = lab.tanh(x)
+        loss = lab.sum(lab.mul(x, x))
+        if nested:
+            (slope,) = lab.grad(loss, [leaf], create_graph=True)
+            loss = lab.sum(lab.mul(slope, lab.tanh(slope)))
+    lab.backward(loss)
+    return lab.gradient(leaf)
+
+
 @cache
 def right(framework: str, rows: int, nested: bool) -> Array:
-    return gradient(lab_of(framework), rows, nested, None)
-
-
-@pytest.mark.parametrize("seed", range(200))
-def test_no_budget_is_exceeded_by_one_byte_and_no_schedule_hangs(seed, tmp_path):
-    plan = schedule(seed, str(tmp_path))
-    done = run(plan, lab_of(plan.framework), partial(right, plan.framework))
-    assert done.wrong == [], plan
-    assert done.trained + done.refused == sum(map(len, plan.steps))
+    return gradient(lab_of(framework), rows, nested)
 
 
 @pytest.mark.parametrize("framework", BACKENDS)

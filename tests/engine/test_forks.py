@@ -20,6 +20,7 @@ from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import floats
+from tests.samples import IS_LONG
 
 HERE = Path(__file__).parent
 WATCHDOG_S = 60
@@ -192,7 +193,12 @@ def test_a_child_of_a_child_trains(tmp_path):
 
 @pytest.mark.parametrize(
     ("framework", "method"),
-    [("torch", "fork"), ("torch", "spawn"), ("torch", "process"), ("paddle", "fork"), ("paddle", "process")],
+    [
+        ("torch", "fork"),
+        ("torch", "spawn"),
+        ("paddle", "fork"),
+        *[("torch", "process"), ("paddle", "process")] * IS_LONG,
+    ],
 )
 def test_workers_of_data_loaders_inside_the_block_compute_at_once(framework, method, tmp_path):
     program = [sys.executable, str(HERE / "forked_loaders.py"), framework, method, str(tmp_path)]

@@ -14,19 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.samples import IS_LONG
+
 HERE = Path(__file__).parent
 INTERRUPTS = int(os.environ.get("TENSORSTASH_INTERRUPTS", "12"))
-PROGRAMS = [
-    ("torch", "memory"),
-    ("torch", "disk"),
-    ("torch", "disk, shared records"),
-    ("torch", "quantize"),
-    ("torch", "compressed disk"),
-    ("paddle", "memory"),
-    ("paddle", "disk"),
-    ("paddle", "disk, shared records"),
-    ("paddle", "quantize"),
-]
+PROGRAMS = [("torch", "memory"), ("torch", "compressed disk"), ("torch", "disk, shared records"), ("paddle", "disk")]
+PROGRAMS += [("paddle", "quantize")]
+if IS_LONG:
+    PROGRAMS += [("torch", "disk"), ("torch", "quantize"), ("paddle", "memory"), ("paddle", "disk, shared records")]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")

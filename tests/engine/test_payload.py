@@ -58,18 +58,6 @@ def test_in_a_closed_index_nothing_is_the_same_as_what_was_saved():
     assert list(stretch.contents()) == payloads, "who is there already is still known"
 
 
-def test_what_was_rewritten_without_a_word_is_another_content():
-    stash, buffer = behind(Gated()), ref.tensor(VALUES)
-    with stash:
-        before = stash._session.pack(buffer)
-        ReferenceLab().write_unversioned(buffer, 7.0)
-        after = stash._session.pack(buffer)
-        again = stash._session.pack(buffer)
-    assert np.array_equal(before().numpy(), VALUES)
-    assert (after().numpy() == 7).all()
-    assert again.content is after.content
-
-
 @pytest.mark.parametrize("policy", ["cpu_offload", "disk_spill"])
 def test_on_a_device_what_no_operation_made_is_another_content_each_time(policy):
     buffer = ref.tensor(VALUES, device="sim:0")

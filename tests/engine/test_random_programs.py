@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planted_faults import Faulty
 from random_programs import LOSSLESS, RECOMPUTING, Forward, limits, programs
+from schedules import Auditor, TellingBudget, budgeted
 from timeouts import settle
 
 import tensorstash as ts
 from tensorstash.abilities import SupportsGraph
-from tensorstash.errors import SavedTensorModifiedError, StashError, TensorStashError
+from tensorstash.errors import SavedTensorModifiedError, StashError, StoreFullError, TensorStashError
 from tensorstash.policies import StoreIn
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.faults import FaultyCodec, FaultyStore
@@ -32,6 +34,9 @@ from tensorstash.testing.labs.torch import TorchLab
 pytestmark = pytest.mark.filterwarnings("ignore::tensorstash.TensorStashWarning")  # a random policy may have no effect
 
 MOVING = ["memory", "compress", "disk", "compress | disk"]
+
+LARGEST = 2000
+"""Bytes that no tensor of these programs exceeds."""
 
 FAULTS = ["full", "put_error", "get_error", "gone", "corrupt", "short_read"]
 
@@ -51,6 +56,13 @@ def gradient(lab, device, program, scope=contextlib.nullcontext, **rewriting):
     forward.finish()
     lab.backward(forward.loss)
     return lab.gradient(forward.leaf)
+
+
+def assert_nothing_is_held(stash):
+    session = stash._session
+    settle(session)
+    assert stash.stats().live.tensors == 0
+    assert session._sender.in_flight.used == session._state.prefetcher.budget.used == 0
 
 
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.name)
@@ -74,12 +86,7 @@ class TestRandomPrograms:
             worker.join()
         assert len(found) == 2 * threads
         assert all(np.array_equal(plain, grad, equal_nan=True) for grad in found)
-        session = stash._session
-        settle(session)
-        assert stash.stats().live.tensors == 0
-        assert session._sender.in_flight.used == session._state.prefetcher.budget.used == 0
-        assert session._sender.in_flight.peak <= limits.in_flight_bytes
-        assert session._state.prefetcher.budget.peak <= limits.ahead_bytes
+        assert_nothing_is_held(stash)
 
     @given(program=programs(modified=True), policy=st.sampled_from(sorted(LOSSLESS)), limits=limits())
     def test_a_value_changed_in_place_gives_the_saved_gradient_or_autograds_error(
@@ -108,8 +115,7 @@ class TestRandomPrograms:
             assert np.array_equal(found, untouched, equal_nan=True)
         # PyTorch's queue of this thread holds what a failed backward left in it until the next backward.
         gradient(lab, device, program)
-        settle(stash._session)
-        assert stash.stats().live.tensors == 0
+        assert_nothing_is_held(stash)
 
     @given(program=programs(rewrites=True), policy=st.sampled_from(MOVING), limits=limits(), again=st.booleans())
     def test_memory_of_the_user_rewritten_without_a_bump_counts_as_it_does_without_hooks_or_as_it_was_saved(
@@ -123,8 +129,7 @@ class TestRandomPrograms:
         for _ in range(2 if again else 1):
             found = gradient(lab, device, program, lambda: stash, values_too=is_live)
             assert np.array_equal(expected, found, equal_nan=True)
-        settle(stash._session)
-        assert stash.stats().live.tensors == 0
+        assert_nothing_is_held(stash)
 
     @given(program=programs(edits=True), policy=st.sampled_from(sorted(RECOMPUTING)), starts_edited=st.booleans())
     def test_an_edit_without_a_record_gives_the_gradient_without_hooks_or_a_named_error(
@@ -150,8 +155,58 @@ class TestRandomPrograms:
                 assert expected is not None, "a program that is refused without hooks has trained"
                 assert found.tobytes() == expected.tobytes(), "another gradient"
         gradient(lab, device, unedited)
-        settle(stash._session)
-        assert stash.stats().live.tensors == 0
+        assert_nothing_is_held(stash)
+
+    @given(
+        program=programs(),
+        which=st.integers(0, 9),
+        limits=limits(),
+        threads=st.integers(1, 3),
+        stalls=st.integers(0, 3),
+        compresses=st.booleans(),
+    )
+    def test_no_budget_is_exceeded_by_one_byte_and_no_schedule_hangs(
+        self, lab, directory, program, which, limits, threads, stalls, compresses
+    ):
+        plain = gradient(lab, "cpu", program)
+        store = Faulty(budgeted(directory)[which])
+        # The program itself waits for the put of a tensor that is larger than what may be in flight.
+        auditor = Auditor(store.opened, stalls if limits.in_flight_bytes >= LARGEST else 0)
+        store.board.plant("put", auditor.put)
+        policy = ts.Compress(min_ratio=1) | StoreIn(store) if compresses else StoreIn(store)
+        stash = ts.stash(policy, framework=lab.name, min_bytes=0, limits=limits)
+        session = stash._session
+        session._sender.in_flight = TellingBudget(limits.in_flight_bytes, auditor.gate)
+        outcomes = []
+
+        @contextlib.contextmanager
+        def scope():
+            with stash:
+                try:
+                    yield
+                finally:
+                    auditor.gate.set()
+
+        def train():
+            for _ in range(3):
+                try:
+                    outcomes.append(np.array_equal(gradient(lab, "cpu", program, scope), plain, equal_nan=True))
+                except StoreFullError:
+                    outcomes.append(True)
+
+        workers = [threading.Thread(target=train, daemon=True) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(120)
+        assert outcomes == [True] * (3 * threads), "a thread hangs, has failed, or has another gradient"
+        # Frameworks hold what a failed call left in them until the next backward.
+        gradient(lab, "cpu", program)
+        assert_nothing_is_held(stash)
+        assert session._sender.in_flight.peak <= limits.in_flight_bytes
+        assert session._state.prefetcher.budget.peak <= limits.ahead_bytes
+        assert store.used_bytes == 0
+        assert auditor.excess == []
 
     @given(program=programs(rewrites=True), limits=limits())
     def test_memory_of_the_user_that_is_kept_counts_as_it_does_without_hooks(self, lab, program, limits):
@@ -193,10 +248,7 @@ class TestRandomPrograms:
             assert "tensor " in message
         found = gradient(lab, device, program)
         assert np.array_equal(found, plain, equal_nan=True)
-        session = stash._session
-        settle(session)
-        assert stash.stats().live.tensors == 0
-        assert session._sender.in_flight.used == session._state.prefetcher.budget.used == 0
+        assert_nothing_is_held(stash)
 
 
 @given(program=programs())

@@ -5,8 +5,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F  # noqa: N812 (the name every PyTorch program has for it)
 
 import tensorstash as ts
 from tensorstash.engine import sender, shared_span
@@ -72,6 +70,13 @@ def test_parts_come_back_in_one_memory(split, dtype):
         assert_same(tensor, part)
     assert len({storage(tensor) for tensor in back}) == 1
     assert back[0].untyped_storage().nbytes() <= x.nbytes + ALIGNMENT
+    if dtype.is_floating_point:
+        unpack, handles = saved(parts, LOSSY)
+        back = [unpack(handle) for handle in handles]
+        assert len({storage(tensor) for tensor in back}) == 1
+        for tensor, part in zip(back, parts, strict=True):
+            alone, (handle,) = saved([part], LOSSY)
+            assert torch.equal(tensor, alone(handle))
 
 
 def test_halves_of_a_complex_tensor_come_back_in_one_memory_with_their_flags():
@@ -111,16 +116,6 @@ def test_what_is_not_known_to_be_apart_has_memory_of_its_own(split, policy):
     for tensor, (unpack_one, (handle,)) in zip(back, alone, strict=True):
         assert torch.equal(tensor, unpack_one(handle))
         assert tensor.untyped_storage().nbytes() == unpack_one(handle).untyped_storage().nbytes()
-
-
-def test_parts_of_a_lossy_policy_are_what_they_are_alone():
-    parts = torch.randn(40, 24).chunk(3, 1)
-    unpack, handles = saved(parts, LOSSY)
-    back = [unpack(handle) for handle in handles]
-    assert len({storage(tensor) for tensor in back}) == 1
-    for tensor, part in zip(back, parts, strict=True):
-        unpack_one, (handle,) = saved([part], LOSSY)
-        assert torch.equal(tensor, unpack_one(handle))
 
 
 def test_parts_of_different_versions_have_memory_of_their_own():
@@ -174,16 +169,12 @@ def test_the_memory_goes_with_the_last_part(no_gc):
     assert memory() is not None
     del third
     assert memory() is None
-    assert torch.equal(unpack(handles[1]), table().chunk(3, 1)[1])
-
-
-def test_nobody_keeps_a_part_of_a_dropped_graph(no_gc):
-    unpack, handles = saved(table().chunk(3, 1))
-    tensor = unpack(handles[0])
-    memory = memory_of(handles[0])
+    again = unpack(handles[1])
+    memory = memory_of(handles[1])
+    assert torch.equal(again, table().chunk(3, 1)[1])
     del handles, unpack
     assert memory() is not None
-    del tensor
+    del again
     assert memory() is None
 
 
@@ -243,39 +234,6 @@ def test_a_memory_is_not_begun_while_another_is(monkeypatch):
         back.append(unpack(handles[0]))
         other.join()
     assert storage(back[0]) == storage(back[1])
-
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inputs, self.output = nn.Linear(16, 48), nn.Linear(16, 16)
-
-    def forward(self, x):
-        query, key, value = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.inputs(x).chunk(3, -1))
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.output(mixed.transpose(1, 2).flatten(2))
-
-
-@pytest.mark.parametrize(
-    "policy", [SPILL, ts.Compress(min_ratio=1), ts.DiskSpill(), ts.Compress(min_ratio=1) | ts.DiskSpill()], ids=str
-)
-def test_attention_has_the_gradients_it_has_without_hooks(policy):
-    def gradients(stash):
-        torch.manual_seed(0)
-        model, x = Attention(), torch.randn(4, 12, 16, requires_grad=True)
-        if stash is None:
-            loss = model(x).square().sum()
-        else:
-            with stash as session:
-                loss = model(x).square().sum()
-            session.drain()
-        loss.backward(retain_graph=True)
-        loss.backward()
-        return [x.grad, *(parameter.grad for parameter in model.parameters())]
-
-    stash = ts.stash(policy, framework="torch", min_bytes=0)
-    for ours, theirs in zip(gradients(stash), gradients(None), strict=True):
-        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own, on its way into jvp
