@@ -173,16 +173,6 @@ def test_under_an_allocator_that_keeps_pages_tensors_are_its_own_and_payloads_th
     assert run(PLACES, str(library)) == "4\n4\n"  # the payload alone; then the tensor that has taken its idle place
 
 
-def test_the_launcher_runs_the_program_with_its_arguments_and_exit_status(tmp_path):
-    script = tmp_path / "program.py"
-    script.write_text("import os, sys; print(sys.argv[1:]); sys.exit(3)")
-    done = subprocess.run(
-        [sys.executable, "-m", "tensorstash", str(script), "--flag", "x y"], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (3, "['--flag', 'x y']\n")
-    assert done.stderr.startswith("tensorstash: ")
-
-
 SHOWS_ITS_OPTIONS = """
 import sys, warnings
 names = [name for name in dir(sys.flags) if name.islower() and not name.startswith(("_", "n_", "utf8"))]
@@ -214,16 +204,3 @@ def test_the_launcher_hands_on_the_options_of_the_interpreter(tmp_path, options,
 
     letters = ["-O"] if module[0].startswith("-O") else []
     assert run_python(*options, *module) == run_python(*options, *letters)
-
-
-@pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to see elsewhere")
-def test_a_setting_from_outside_is_seen():
-    code = "from tensorstash import allocator; print(allocator.returns_memory())"
-    assert run(code) == "False\n"
-    assert run(code, MALLOC_MMAP_THRESHOLD_="1048576") == "True\n"
-
-
-def test_the_launcher_without_a_program_says_how_it_is_used():
-    done = subprocess.run([sys.executable, "-m", "tensorstash"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "python -m tensorstash SCRIPT" in done.stderr

@@ -192,15 +192,12 @@ def test_threads_end_with_their_owner_after_what_was_submitted(made, gate):
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize(("program", "printed"), [(HANGS, ""), (ENDS, "ended\n"), (DROPS, "ended\n")])
-def test_at_exit_what_runs_has_a_few_seconds_and_what_waits_is_dropped(program, printed):
+@pytest.mark.parametrize(
+    ("program", "printed"), [(HANGS, ""), (ENDS, "ended\n"), (DROPS, "ended\n"), (IDLE, "ended\n")]
+)
+def test_at_exit_what_runs_has_a_few_seconds_and_what_waits_or_is_idle_ends(program, printed):
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=400)
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
-
-
-def test_idle_threads_end_at_exit():
-    done = subprocess.run([sys.executable, "-W", "error", "-c", IDLE], capture_output=True, text=True, timeout=400)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
 
 
 def test_what_is_cancelled_is_not_done_and_what_is_begun_is_not_cancelled():
@@ -361,24 +358,6 @@ def test_it_has_one_end_and_the_first_counts():
     assert future.done()
     assert (future.result(), future.exception()) == ("result", None)
     assert ends == ["ended"]
-
-
-def test_what_returns_after_its_end_is_dropped():
-    class Late:
-        pass
-
-    late = [Late()]
-    gone = weakref.ref(late[0])
-    future = Future(late.pop)
-    future.fail(TimeoutError("given up"))
-    future.run()
-    gc.disable()
-    try:
-        assert gone() is None
-    finally:
-        gc.enable()
-    with pytest.raises(TimeoutError, match="given up"):
-        future.result()
 
 
 def test_all_who_wait_are_woken():

@@ -32,12 +32,6 @@ def ratio(codec: Codec, data: Array, dtype: str) -> float:
     return data.nbytes / codec.encode(data, spec_of(data.shape, dtype)).nbytes
 
 
-def test_shuffled_rows_hold_byte_k_of_every_element_in_row_k() -> None:
-    data = np.array([[0x04030201, 0x40302010]], np.uint32)
-    planes = Shuffle().encode(data, spec_of(data.shape, "uint32"))
-    assert planes.tolist() == [[0x01, 0x10], [0x02, 0x20], [0x03, 0x30], [0x04, 0x40]]
-
-
 def test_zstd_stores_rows_that_do_not_compress_as_they_are() -> None:
     data = normal(1 << 18)
     spec = spec_of(data.shape, "float32")
@@ -81,7 +75,8 @@ def test_pack_bits_keeps_booleans_that_are_neither_0_nor_1(byte: int, place: int
     flags[place] = byte
     payload = codec.encode(flags.view(np.bool_), spec)
     assert np.shares_memory(payload, flags)
-    assert codec.decode(payload, spec).tobytes() == flags.tobytes()
+    for each in (codec, Lossless()):
+        assert each.decode(each.encode(flags.view(np.bool_), spec), spec).tobytes() == flags.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -201,17 +196,6 @@ def test_no_temporary_is_larger_than_the_payload_and_a_block(codec: Codec) -> No
         assert most <= data.nbytes + payload.nbytes + spare, dtype
 
 
-@pytest.mark.parametrize("codec", [PackBits(), TwoValued(), Sparse(), Lossless(), Zstd()], ids=repr)
-def test_a_payload_of_another_length_is_refused(codec: Codec) -> None:
-    dtype = "bool" if codec == PackBits() else "float32"
-    spec = spec_of((4000,), dtype)
-    payload = codec.encode(np.where(np.arange(4000) % 3, 0, np.arange(4000) > 1500).astype(spec.carrier), spec)
-    assert payload.nbytes < spec.nbytes
-    for size in {0, 1, 7, payload.size // 2, payload.size - 1, payload.size + 1}:
-        with pytest.raises(CodecError):
-            codec.decode(np.resize(payload, size), spec)
-
-
 def test_lossless_refuses_a_tag_of_no_codec_or_one_of_another_dtype() -> None:
     spec = spec_of((4096,), "float32")
     payload = Lossless().encode(np.zeros(4096, np.float32), spec)
@@ -236,7 +220,6 @@ def test_higher_levels_are_smaller() -> None:
     assert sizes[2] < sizes[1] < sizes[0] / 1.5
 
 
-@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "int64"])
 def test_two_values_are_packed_only_where_that_is_smaller_so_that_the_length_tells_what_it_is(dtype: str) -> None:
     for size in range(40):
@@ -251,21 +234,6 @@ def test_what_was_passed_on_comes_back_from_memory_that_is_not_aligned() -> None
     moved = np.zeros(401, np.uint8)[1:]
     moved[:] = data.view(np.uint8)
     assert TwoValued().decode(moved, spec_of((100,), "float32")).tobytes() == data.tobytes()
-
-
-@pytest.mark.parametrize("cut", [0, 1, 7, 8, 20, 22, 399, 401])
-def test_a_payload_of_two_values_that_was_cut_is_refused(cut: int) -> None:
-    spec = spec_of((100,), "float32")
-    payload = np.resize(TwoValued().encode(np.zeros(100, np.float32), spec), cut)
-    with pytest.raises(CodecError):
-        TwoValued().decode(payload, spec)
-
-
-def test_two_valued_does_not_take_another_value_in_another_block() -> None:
-    data = np.zeros(200_000, np.float32)
-    data[10], data[100_000:100_005] = 1, 2
-    codec, spec = TwoValued(), spec_of(data.shape, "float32")
-    assert codec.decode(codec.encode(data, spec), spec).tobytes() == data.tobytes()
 
 
 def test_sparse_compresses_a_mask_of_runs() -> None:
@@ -313,14 +281,3 @@ def test_sample_is_of_neighbours_from_all_over() -> None:
     assert sample.reshape(4, 100)[:, 0].tolist() == [0, 3300, 6600, 9900]
     assert (np.diff(sample.reshape(4, 100), axis=1) == 1).all()
     assert contiguous_sample(np.arange(10), 400, runs=4).tolist() == list(range(10))
-
-
-@pytest.mark.usefixtures("either_way")
-@pytest.mark.parametrize("odd", [2, 3, 4, 128, 255])
-@pytest.mark.parametrize("place", [0, 70_000])
-def test_a_boolean_that_is_neither_0_nor_1_comes_back_as_it_was(odd: int, place: int) -> None:
-    flags = np.zeros(70_001, np.uint8)
-    flags[place] = odd
-    for codec in (PackBits(), Lossless()):
-        payload = codec.encode(flags.view(np.bool_), spec_of(flags.shape, "bool"))
-        assert codec.decode(payload, spec_of(flags.shape, "bool")).view(np.uint8).tobytes() == flags.tobytes()

@@ -80,15 +80,6 @@ def test_plain_form_passes_through_json_unchanged(policy):
     assert json.loads(json.dumps(data, allow_nan=False)) == data
 
 
-def _toml(value):
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    # A JSON text is a TOML text but for DEL.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def test_names_of_codecs_and_stores_stand_for_policies():
     assert from_dict({"name": "zstd", "level": 9}) == Encode(Zstd(level=9))
     assert from_dict({"name": "memory", "budget": "1 KiB"}) == StoreIn(Memory(budget=1024))

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import pytest
 
 from tensorstash import registry
-from tensorstash.config import from_dict, load, parse, to_dict
+from tensorstash.config import from_dict, parse, to_dict
 from tensorstash.errors import ConfigError, MissingDependencyError
 from tensorstash.policies import Keep, Policy, append
 from tensorstash.protocols import Codec
@@ -72,23 +72,6 @@ def test_wrong_data(data, message):
 def test_wrong_text(text, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         parse(text)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"policy = ", "policy.toml: not TOML: "),
-        (b"", "policy.toml: policy: missing; expected a table"),
-        (b"polcy = 'keep'", "policy.toml: polcy: unknown key; did you mean 'policy'?"),
-        (b"policy = 'keep'\nother = 1", "policy.toml: other: unknown key; Known: limits, min_bytes, policy"),
-        (b"[policy]\nname = 'quantize'\nbitz = 4", "policy.toml: policy.bitz: unknown key; did you mean 'bits'?"),
-    ],
-)
-def test_wrong_file(tmp_path, content, message):
-    path = tmp_path / "policy.toml"
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        load(path)
 
 
 @dataclass(frozen=True, kw_only=True)

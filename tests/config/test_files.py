@@ -49,11 +49,14 @@ def test_a_file_with_more_than_a_policy_is_not_read_by_half(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        ("s.toml", "policy = ", "s.toml: not TOML: "),
+        ("s.toml", "", r"s\.toml: policy: missing; expected a table"),
+        ("s.toml", "policy = 'keep'\nother = 1", r"s\.toml: other: unknown key; Known: limits, min_bytes, policy"),
+        ("s.toml", "[policy]\nname = 'quantize'\nbitz = 4", r"policy\.bitz: unknown key; did you mean 'bits'\?"),
         ("s.json", "{", "s.json: not JSON: "),
         ("s.yaml", "a: [", "s.yaml: not YAML: "),
         ("s.yaml", "- 1", r"s.yaml: got \[1\], expected a table"),
         ("s.yaml", "polcy: keep", "s.yaml: polcy: unknown key; did you mean 'policy'"),
-        ("s.toml", "min_bytes = 1", "s.toml: policy: missing"),
         ("s.toml", 'policy = "keep"\n[limits]\nin_fligt = 1', r"s.toml: limits.in_fligt: unknown key; did you mean"),
         ("s.toml", 'policy = "keep"\n[limits]\nin_flight = "much"', r"limits: limits.in_flight: got 'much'"),
         ("s.toml", 'policy = "keep"\nmin_bytes = "much"', "s.toml: min_bytes: got 'much'"),
