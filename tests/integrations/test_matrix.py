@@ -21,7 +21,7 @@ SAMPLE = [
     for values in (
         ("bf16", "before", False, False, 1),
         ("fp32", "callback", True, True, 2),
-        ("bf16", "callback", True, False, 1),
+        ("bf16", "after", True, False, 1),
     )
 ]
 CELLS = list(every_cell()) if os.environ.get("TENSORSTASH_MATRIX") == "all" else SAMPLE

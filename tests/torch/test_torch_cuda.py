@@ -53,18 +53,6 @@ def inputs(device: str = "cuda:0", seed: int = 1) -> Tensor:
     return torch.randn(4, 128, 256, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
-def gradients(net: nn.Module) -> list[Tensor]:
-    found = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
-    net.zero_grad(set_to_none=True)
-    return found
-
-
-def assert_same(got: list[Tensor], expected: list[Tensor]) -> None:
-    assert len(got) == len(expected) > 0
-    for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
-
-
 def stash(limits: Limits = TIGHT, policy: Any = None) -> ts.Stash:
     return ts.stash(policy or ts.CpuOffload(), framework="torch", limits=limits, min_bytes=0)
 

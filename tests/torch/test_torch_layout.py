@@ -13,7 +13,7 @@ from tensorstash.backends.torch.layout import DTYPE_NAMES
 from tensorstash.host.arrays import borrowed
 from tensorstash.spec import DTYPES
 from tensorstash.testing.labs.torch import TorchLab
-from tensorstash.testing.layouts import LAYOUTS
+from tensorstash.testing.layouts import LAYOUTS, assert_same_bits
 
 LAB = TorchLab()
 
@@ -142,3 +142,38 @@ def test_inference_tensors_never_reach_the_hooks(pair):
     with pair.hooks(), pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
         torch.ones(3, requires_grad=True) * tensor
     assert not pair.copied
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
+@pytest.mark.parametrize("layout", [name for name, layout in LAYOUTS.items() if not layout.is_reversed])
+def test_dense_elements_and_the_layout_they_came_from(backend, layout, dtype, adopt):
+    for device in LAB.devices:
+        tensor = LAYOUTS[layout].of(LAB, dtype, device)
+        spec = backend.spec(tensor)
+        dense = backend.layouts.dense(tensor, spec)
+        assert dense.is_contiguous()
+        assert backend.spec(dense).shape == spec.dense().shape
+        back = backend.layouts.restored(dense.clone(), spec, adopt=adopt)
+        assert LAB.layout(back) == LAB.layout(tensor)
+        assert_same_bits(LAB.bits(back), LAB.bits(tensor), layout)
+        assert back.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() or not tensor.numel()
+
+
+def test_memory_of_dense_elements_is_adopted_only_where_that_is_allowed(backend):
+    dense = torch.randn(36)[:35]
+    spec = backend.spec(dense.reshape(5, 7).t())
+    assert backend.layouts.restored(dense, spec, adopt=True).data_ptr() == dense.data_ptr()
+    assert backend.layouts.restored(dense, spec, adopt=False).data_ptr() != dense.data_ptr()
+    elsewhere = backend.layouts.restored(dense, backend.spec(torch.randn(36)[1:]), adopt=True)
+    assert elsewhere.data_ptr() != dense.data_ptr()
+    assert torch.equal(elsewhere, dense)
+
+
+def test_a_payload_has_the_type_and_shape_of_its_spec_and_shares_host_memory(backend):
+    tensor = torch.randn(6, 4).to(torch.bfloat16)
+    spec = backend.spec(tensor)
+    data = backend.to_host(tensor, spec)
+    payload = backend.kernels.payload(data, spec)
+    assert torch.equal(payload, tensor)
+    assert payload.data_ptr() == tensor.data_ptr()

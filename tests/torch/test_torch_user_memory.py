@@ -1,24 +1,19 @@
-"""What the graph has not made, and whatever else somebody holds: results are those without hooks, at every moment.
-
-Run ``TENSORSTASH_BATCH_NORM_STEPS=5000 pytest tests/torch/test_torch_user_memory.py`` for the long search.
-"""
+"""What the graph has not made, and whatever else somebody holds: results are those without hooks, at every moment."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from memory_programs import LIMITS, POLICIES, UNVERSIONED, Moment, differences
+from memory_programs import LIMITS, UNVERSIONED, Moment, differences, moments, result
 from submissions import Submissions
 from torch import Tensor, nn
 
 import tensorstash as ts
-
-STEPS = int(os.environ.get("TENSORSTASH_BATCH_NORM_STEPS", "20"))
-CHANNELS = 20_000
+from tensorstash.policies import StoreIn
+from tensorstash.stores import Memory
 
 LAYERS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
     "BatchNorm1d": (nn.BatchNorm1d, ()),
@@ -40,36 +35,6 @@ def as_without_hooks(tmp_path, submissions, same_bits):
         assert differences(program, str(tmp_path), submissions, same_bits) == []
 
     return check
-
-
-# One layer alone saves less than the default limits let be under way, and a copy in memory gains nothing.
-@pytest.mark.filterwarnings("ignore:limits are larger than:tensorstash.TensorStashWarning")
-@pytest.mark.filterwarnings("ignore:the policy shrinks nothing:tensorstash.TensorStashWarning")
-@pytest.mark.timeout(0 if STEPS > 500 else 300)
-@pytest.mark.parametrize("limits", ["default", "synchronous"])
-@pytest.mark.parametrize("policy", ["memory", "compress | disk"])
-@pytest.mark.parametrize("layer", LAYERS)
-def test_layers_with_running_statistics_train(layer, policy, limits, tmp_path, same_bits):
-    make, rest = LAYERS[layer]
-
-    def setting():
-        torch.manual_seed(0)
-        return make(CHANNELS), torch.randn(2, CHANNELS, *rest, requires_grad=True)
-
-    def step(model, x):
-        model.zero_grad()
-        x.grad = None
-        (model(x * 1.0) * x).sum().backward()
-        return [x.grad, *(parameter.grad for parameter in model.parameters()), *model.buffers()]
-
-    plain, stashed = setting(), setting()
-    stash = ts.stash(POLICIES[policy](str(tmp_path)), framework="torch", min_bytes=2**10, limits=LIMITS[limits])
-    for number in range(STEPS):
-        expected = step(*plain)
-        with stash:
-            found = step(*stashed)
-        assert same_bits(expected, found), f"step {number}"
-    assert stash.stats().stashed.tensors > 0
 
 
 def staged(host):
@@ -300,3 +265,118 @@ def test_running_statistics_in_training_and_evaluation_of_one_graph(layer, order
         return [x.grad, *(parameter.grad for parameter in model.parameters()), *model.buffers()]
 
     as_without_hooks(program)
+
+
+@pytest.mark.parametrize("change", ["modified", "freed"])
+def test_what_nobody_asks_for_is_no_trouble_to_anything_later(change, as_without_hooks):
+    def program(moment: Moment):
+        leaf = torch.randn(6, 20, requires_grad=True)
+        with moment():
+            inner = (leaf * 1.0).detach()
+            unused = (leaf * inner).sum()
+            moment.between()
+            if change == "modified":
+                inner.add_(1.0)
+            else:
+                inner.untyped_storage().resize_(0)
+            del inner
+            loss = (leaf * 1.0).tanh().sum()
+            moment.between()
+        with moment():
+            loss = loss + (leaf * 1.0).exp().sum()
+        loss.backward()
+        return [leaf.grad, loss, unused]
+
+    as_without_hooks(program)
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_a_drain_leaves_alone_what_its_owner_has_freed_for_now(limits):
+    weight, held = torch.ones(6, 20, requires_grad=True), torch.full((6, 20), 2.0)
+    storage, nbytes = held.untyped_storage(), held.nbytes
+    stash = ts.stash(StoreIn(Memory()), framework="torch", min_bytes=0, limits=LIMITS[limits])
+    with stash as session:
+        out = weight * held
+    storage.resize_(0)
+    session.drain()
+    storage.resize_(nbytes)
+    held.data.fill_(2.0)
+    out.sum().backward()
+    assert torch.equal(weight.grad, torch.full((6, 20), 2.0))
+
+
+class Writing(torch.autograd.Function):
+    """Its backward writes into what it has saved, as kernels that reuse memory do."""
+
+    @staticmethod
+    def forward(ctx, x, bumps):
+        ctx.save_for_backward(x)
+        ctx.bumps = bumps
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        out = grad * x
+        (x if ctx.bumps else x.data).mul_(2.0)
+        return out, None
+
+
+def written_in_backward(bumps, holds):
+    def program(moment: Moment):
+        leaf = torch.randint(-1, 2, (60, 20)).float().requires_grad_()  # which shrinks, so that every policy moves it
+        with moment():
+            inner = leaf * 1.0
+            out = Writing.apply(inner, bumps)
+            held = inner if holds else None
+            del inner
+            out = out.tanh().tanh()
+            moment.between()
+            out = out.tanh()
+        gradients = []
+        for _ in range(3):
+            leaf.grad = None
+            out.sum().backward(retain_graph=True)
+            gradients.append(leaf.grad)
+            moment.between()
+        return [*gradients, held]
+
+    return program
+
+
+BUMPS = pytest.mark.parametrize("bumps", [False, True], ids=["without a bump", "with a bump"])
+
+
+@BUMPS
+def test_a_backward_that_writes_into_what_is_held_does_what_it_does_without_hooks(bumps, as_without_hooks):
+    as_without_hooks(written_in_backward(bumps, True))
+
+
+@BUMPS
+def test_a_backward_that_writes_into_what_it_shares_changes_it_for_itself_alone(bumps, tmp_path, submissions):
+    def program(moment: Moment):
+        leaf = torch.randint(-1, 2, (60, 20)).float().requires_grad_()
+        weight = torch.ones(60, 20, requires_grad=True)
+        with moment():
+            inner = leaf * 1.0
+            other = weight * inner
+            out = Writing.apply(inner, bumps)  # made last, so that its backward runs first
+            del inner
+            moment.between()
+        (out.sum() + other.sum()).backward()
+        return [weight.grad - leaf.detach()]
+
+    for name, moment in moments(str(tmp_path), submissions):
+        (difference,) = result(program, moment)
+        assert not difference.any(), name
+
+
+@BUMPS
+def test_a_backward_that_writes_into_what_nobody_else_holds_does_the_same_at_every_moment(
+    bumps, tmp_path, submissions, same_bits
+):
+    program = written_in_backward(bumps, False)
+    found = {name: result(program, moment) for name, moment in moments(str(tmp_path), submissions)}
+    assert {name: value for name, value in found.items() if isinstance(value, str)} == {}
+    for name, value in found.items():
+        assert same_bits(value[:3], [value[0]] * 3), name  # backward had memory of its own each time
