@@ -40,12 +40,7 @@ class Lease:
         self._budget.give_back(self._entry)
 
     def follow(self, owner: object, nbytes: int) -> None:
-        """Let bytes be in use for as long as an object lives, whatever becomes of this lease.
-
-        Args:
-            owner: of the memory; can be referred to weakly.
-            nbytes: how many of those that were taken.
-        """
+        """Let so many of the bytes be in use for as long as an object lives, whatever becomes of this lease."""
         self._budget.pass_on(self._entry, owner, nbytes)
 
 
@@ -205,15 +200,11 @@ def share_of(step_bytes: int, largest: int) -> int:
 
 
 def device_share_of(step_bytes: int, largest: int) -> int:
-    """Return how many bytes may be under way between a device and the host, in one direction.
+    """Return how many bytes may be under way between a device and the host; otherwise as :func:`share_of`.
 
     A sixteenth of the step, without an upper end, and room for the largest tensor and a few small ones: a copy that
     does not fit makes the device wait for its end. The largest is most often the last, which backward has in its hands
     at the peak anyway.
-
-    Args:
-        step_bytes: bytes that the step saves.
-        largest: bytes of its largest tensor.
 
     >>> device_share_of(2**34, 2**29) // 2**20
     1024
@@ -243,7 +234,7 @@ class Shares:
         self._most_bytes = 0  # of a step, since a tensor was the largest
 
     def budget(self, most_bytes: int, *, is_share: bool) -> ByteBudget:
-        """Return a budget: of a share, or of so many bytes."""
+        """Return a budget of a share, or of so many bytes."""
         budget = ByteBudget(most_bytes)
         if is_share:
             self.follow(budget)

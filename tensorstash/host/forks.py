@@ -6,11 +6,9 @@ from weakref import WeakSet
 
 
 class Renewed(Protocol):
-    """Something that holds locks, or the work of threads."""
+    """Something that makes its locks anew in a forked child, and forgets the work of other threads."""
 
-    def after_fork(self) -> None:
-        """Make locks anew and forget the work of other threads; in the child, before anything else runs there."""
-        ...
+    def after_fork(self) -> None: ...
 
 
 _LIVE: WeakSet[Renewed] = WeakSet()

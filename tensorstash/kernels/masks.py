@@ -1,4 +1,8 @@
-"""One bit per element: booleans, which of two values it is, and whether it is zero. The first is in the lowest bit."""
+"""One bit per element: booleans, which of two values it is, and whether it is zero.
+
+The first is in the lowest bit, and the rest of the last byte is zeros. Words are flat unsigned integers. A function
+that says whether something holds has filled its arrays with anything where the answer is no.
+"""
 
 import numpy as np
 
@@ -15,12 +19,7 @@ def unsigned(array: Array) -> Array:
 
 
 def pack_booleans(flags: Array, packed: Array) -> bool:
-    """Pack bytes at one bit each, if all of them are 0 or 1, and return whether they are.
-
-    Args:
-        flags: flat bytes.
-        packed: one bit for each, the rest of the last byte zeros; filled, with anything if the answer is no.
-    """
+    """Fill ``packed`` with flat bytes at one bit each, if all of them are 0 or 1, and return whether they are."""
     for start in range(0, flags.size, 8 * BLOCK):
         block = flags[start : start + 8 * BLOCK]
         if np.bitwise_or.reduce(block) > 1:
@@ -37,13 +36,12 @@ def unpack_booleans(packed: Array, flags: Array) -> None:
 
 
 def pack_two_values(words: Array, pair: Array, packed: Array) -> bool:
-    """Pack elements at one bit each, if they have at most two values as bits, and return whether they do.
+    """Pack words at one bit each, if they have at most two values, and return whether they do.
 
     Args:
-        words: flat unsigned integers of 1, 2, 4 or 8 bytes.
+        words: to pack.
         pair: two of them; filled with the first element, and the other value, or the first again if there is none.
-        packed: one bit for each element, 1 where it is the second, the rest of the last byte zeros; filled. Both mean
-            nothing if the answer is no.
+        packed: filled with 1 where a word is the second.
     """
     pair[:] = words[0] if words.size else 0
     found = False
@@ -71,12 +69,7 @@ def unpack_two_values(packed: Array, pair: Array, words: Array) -> None:
 
 
 def mask_nonzero(words: Array, mask: Array) -> int:
-    """Fill a bit for each element, which says that it is not zero, and return how many are not.
-
-    Args:
-        words: flat unsigned integers of 2, 4 or 8 bytes.
-        mask: one bit for each, the rest of the last byte zeros; filled.
-    """
+    """Fill a mask with ones where words are not zero, and return how many are not."""
     total = 0
     for start in range(0, words.size, BLOCK):
         there = words[start : start + BLOCK] != 0
@@ -86,13 +79,7 @@ def mask_nonzero(words: Array, mask: Array) -> int:
 
 
 def gather_masked(words: Array, mask: Array, values: Array) -> bool:
-    """Gather the elements whose bit is one, if there are as many as there is room for, and return whether there are.
-
-    Args:
-        words: flat unsigned integers of 2, 4 or 8 bytes.
-        mask: one bit for each.
-        values: elements like ``words``; filled, with anything if the answer is no.
-    """
+    """Fill ``values`` with the words whose bit is one, if there are as many, and return whether there are."""
     done = 0
     for start in range(0, words.size, BLOCK):
         block = words[start : start + BLOCK]
@@ -106,13 +93,7 @@ def gather_masked(words: Array, mask: Array, values: Array) -> bool:
 
 
 def scatter_masked(values: Array, mask: Array, words: Array) -> bool:
-    """Put values where the mask has ones, and zeros elsewhere, if it has as many ones, and return whether it has.
-
-    Args:
-        values: flat unsigned integers of 2, 4 or 8 bytes.
-        mask: one bit for each element of ``words``.
-        words: elements like ``values``; filled, with anything if the answer is no.
-    """
+    """Fill words with values where the mask has ones, and zeros elsewhere, if it has as many; return whether it has."""
     done = 0
     for start in range(0, words.size, BLOCK):
         block = words[start : start + BLOCK]
@@ -126,7 +107,7 @@ def scatter_masked(values: Array, mask: Array, words: Array) -> bool:
 
 
 def _put(packed: Array, start: int, flags: Array) -> None:
-    """Pack a block of flags, the first of which is element ``start``, a multiple of 8."""
+    # ``start`` is a multiple of 8.
     ones = np.packbits(flags, bitorder="little")
     packed[start // 8 : start // 8 + ones.size] = ones
 

@@ -235,15 +235,7 @@ def quantize(source: Array, body: Array, dtype: str, groups: Groups, bits: int, 
 
 
 def dequantize(body: Array, target: Array, dtype: str, groups: Groups, bits: int) -> None:
-    """Fill ``target`` with the elements that a body stands for, whatever is in it; the inverse of :func:`quantize`.
-
-    Args:
-        body: as for :func:`quantize`, like ``dtype``, ``groups`` and ``bits``.
-        target: the elements, as carrier bits; filled.
-        dtype: likewise.
-        groups: likewise.
-        bits: likewise.
-    """
+    """Fill ``target`` with the elements, as carrier bits, of any body at all; the inverse of :func:`quantize`."""
     scales, lows, packed = _sections(body, dtype, groups, bits)
     flat = target.reshape(-1)
     work = Quantizer(bits, dtype, groups.longest())

@@ -30,12 +30,7 @@ _REFUSALS = {
 
 
 class Extent(NamedTuple):
-    """A run of blocks of one slab.
-
-    Args:
-        offset: where it starts in the file, in bytes; a multiple of the block size.
-        size: its length in bytes; a multiple of the block size.
-    """
+    """A run of whole blocks of a slab, in bytes."""
 
     offset: int
     size: int
@@ -146,14 +141,9 @@ class Slab:
         return digests
 
     def write_copy(self, data: Array, extent: Extent) -> list[int]:
-        """Write a copy of ``data``, shorter than a huge page, to the start of ``extent``; return its checksums.
+        """Write ``data``, shorter than a huge page, as :meth:`write` does, but by way of a buffer in one run of memory.
 
-        The copy is in one run of memory: pages far from one another cost the device more than copying costs the
-        processor.
-
-        Raises:
-            StoreFullError: the device is full.
-            StoreError: the device refused.
+        Pages far from one another cost the device more than copying costs the processor.
         """
         bounce = _bounce(round_up(data.size))
         digests = block_checksums(data, copy=bounce[: data.size])
@@ -203,7 +193,7 @@ class Slab:
             raise CorruptDataError(f"the slab in {self.directory!r} ends at byte {done} of a record of {out.size}")
 
     def _transfer(self, verb: str, nbytes: int, call: Callable[[int], int]) -> int:
-        """Repeat a call until all is done or nothing moves, and return the number of bytes moved."""
+        # Until all is done or nothing moves any more.
         done = stalls = 0
         while done < nbytes and stalls < _STALLS:
             try:
@@ -240,7 +230,6 @@ class Slab:
         raise _failed(f"growing the slab in {self.directory!r} by {need} bytes", refusal) from refusal
 
     def _reserve(self, size: int) -> None:
-        """Make the file longer, by writing zeros from where it shows that blocks cannot be reserved otherwise."""
         try:
             self._calls.reserve(self._file.fd, self.size, size)
         except OSError as error:
@@ -251,7 +240,6 @@ class Slab:
             self._calls.reserve(self._file.fd, self.size, size)
 
     def _cut(self) -> None:
-        """Give back the blocks of a refused reservation."""
         try:
             self._calls.truncate(self._file.fd, self.size)
         except OSError as error:
@@ -259,18 +247,16 @@ class Slab:
 
 
 def _after(parts: list[Array], done: int) -> list[Array]:
-    """Return the rest behind the first ``done`` bytes of arrays, which are more."""
     first = parts[0]
     return [first[done:], *parts[1:]] if done < first.size else _after(parts[1:], done - first.size)
 
 
 def _bounce(nbytes: int) -> Array:
-    """Return a buffer in one run of memory."""
+    # In one run of memory.
     return whole_pages(max(nbytes, HUGE_PAGE))[:nbytes]
 
 
 def _failed(doing: str, error: OSError) -> StoreError:
-    """Return the error to raise when the system refused; it names the number to look up."""
     code = errno.errorcode.get(error.errno or 0, "unknown")
     if error.errno in FULL:
         return StoreFullError(f"{doing}: no room ({code}: {error.strerror}); free some, or name another directory")

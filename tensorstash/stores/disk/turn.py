@@ -18,12 +18,7 @@ def is_long(data: Array) -> bool:
 
 
 class Turn(NamedTuple):
-    """The turn of a record on disk.
-
-    Args:
-        shift: how many of its first bytes come last.
-        room: where the others start in the pages that the record is read into.
-    """
+    """How many of the first bytes of a record come last, and where the others start in the pages it is read into."""
 
     shift: int
     room: int
@@ -43,11 +38,6 @@ class Turn(NamedTuple):
 
 
 def turn_of(data: Array, unit: int) -> Turn:
-    """Return how to turn a record whose memory is to go to disk from where it is.
-
-    Args:
-        data: the record.
-        unit: of addresses that the device takes, in bytes; 0 if it takes any.
-    """
+    """Return how to turn a record for a device that takes addresses of a unit, in bytes; 0 if it takes any."""
     shift = -address(data) % unit if unit and is_long(data) else 0
     return Turn(shift, unit if shift else 0)
