@@ -32,7 +32,10 @@ def one_thread() -> Iterator[None]:
 
 
 def bits(tensor: Tensor) -> bytes:
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu()
+    """Return the bytes of a tensor's elements in the order of its indices."""
+    plain = (
+        (tensor if tensor.layout == torch.strided else tensor.to_dense()).detach().resolve_conj().resolve_neg().cpu()
+    )
     run = plain.reshape(-1).clone(memory_format=torch.contiguous_format)
     return run.view(torch.uint8).numpy().tobytes()
 
@@ -44,8 +47,6 @@ def same_bits() -> Callable[[Any, Any], bool]:
     def one(a: Tensor | None, b: Tensor | None) -> bool:
         if a is None or b is None:
             return a is b
-        if a.layout != torch.strided:
-            a, b = a.to_dense(), b.to_dense()
         return (a.dtype, a.shape) == (b.dtype, b.shape) and bits(a) == bits(b)
 
     return lambda left, right: len(left) == len(right) and all(map(one, left, right))

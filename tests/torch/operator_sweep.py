@@ -1,10 +1,9 @@
 """Runs what PyTorch lists, operators and modules, with and without a scope around it, and judges the gradients."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from operator_layouts import LAYOUTS, laid_out, reseed
@@ -14,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import tensorstash as ts
 from tensorstash.policies import StoreIn
 from tensorstash.stores.memory import Memory
+from tests.torch.conftest import bits
 
 Scope = Callable[[], AbstractContextManager[Any]]
 Visible = dict[str, Tensor]
@@ -49,23 +49,6 @@ def ways(directory: str) -> dict[str, Way]:
     }
 
 
-class Case(Protocol):
-    """One program to run in every way.
-
-    Args:
-        name: which it is.
-        kind: the column it is counted in.
-        twice: whether the gradient is derived once more.
-    """
-
-    name: str
-    kind: str
-    twice: bool
-
-    def forward(self, scope: Scope) -> tuple[list[Tensor], list[Tensor], Visible]:
-        """Return the outputs to derive, the leaves to derive by, and by name what the user can see."""
-
-
 @dataclass(frozen=True)
 class Start:
     """A tensor of a sample before it is laid out: its dense memory, its shape, and whether it takes the layout."""
@@ -87,26 +70,27 @@ class Start:
 
 
 @dataclass(frozen=True)
-class OperatorCase:
-    """An operator on one sample in one layout.
+class Case:
+    """One program to run in every way.
 
     Args:
-        name: operator, number of the sample, layout.
-        kind: the layout, or in place.
+        name: which it is.
+        kind: the column it is counted in.
         twice: whether the gradient is derived once more.
-        call: the operator.
-        start: its first, its other positional and its named arguments, as :class:`Start` where they are tensors.
-        layout: what the tensors become inside the scope.
+        forward: returns the outputs to derive, the leaves to derive by, and by name what the user can see.
     """
 
     name: str
     kind: str
     twice: bool
-    call: Callable[..., Any]
-    start: Any
-    layout: str
+    forward: Callable[[Scope], tuple[list[Tensor], list[Tensor], Visible]]
 
-    def forward(self, scope: Scope) -> tuple[list[Tensor], list[Tensor], Visible]:
+
+def operator_case(name: str, kind: str, twice: bool, call: Callable[..., Any], arguments: Any, layout: str) -> Case:
+    """Return an operator on one sample, whose tensors become what the layout says inside the scope."""
+    start = tree_map(lambda leaf: Start.of(leaf, layout), arguments)
+
+    def forward(scope: Scope) -> tuple[list[Tensor], list[Tensor], Visible]:
         leaves: list[Tensor] = []
 
         def enter(value: Any) -> Any:
@@ -117,52 +101,35 @@ class OperatorCase:
                 leaves.append(leaf)
             # The graph alone holds what the operator is given, unless the caller does.
             inner = leaf * 1 if leaf.requires_grad else leaf.clone()
-            return laid_out(self.layout, inner, value.shape) if value.is_laid_out else inner
+            return laid_out(layout, inner, value.shape) if value.is_laid_out else inner
 
         with scope():
-            first, others, named = tree_map(enter, self.start, is_leaf=lambda value: isinstance(value, Start))
-            outputs = [out for out in tree_leaves(self.call(first, *others, **named)) if isinstance(out, Tensor)]
-        inputs = [leaf for leaf in tree_leaves((first, others, named)) if is_plain(leaf)]
-        return outputs, leaves, numbered("input", inputs) | numbered("output", outputs)
+            first, others, named = tree_map(enter, start, is_leaf=lambda value: isinstance(value, Start))
+            outputs = tensors(call(first, *others, **named))
+        return outputs, leaves, numbered("input", (first, others, named)) | numbered("output", outputs)
+
+    return Case(name, kind, twice, forward)
 
 
-@dataclass(frozen=True)
-class ModuleCase:
-    """A module on one input, in training or not.
+def module_case(name: str, kind: str, info: Any, sample: Any, dtype: torch.dtype, training: bool) -> Case:
+    """Return a module on one input, in training or not."""
 
-    Args:
-        name: module, number of the input, training or not.
-        kind: the module, or training or not.
-        twice: whether the gradient is derived once more.
-        module: class of the module.
-        sample: arguments to make it with and to run it on.
-        dtype: of its parameters.
-        training: whether it trains.
-    """
+    def enter(value: Any) -> Any:
+        return value.detach().clone().requires_grad_(value.requires_grad) if is_plain(value) else value
 
-    name: str
-    kind: str
-    twice: bool
-    module: type[torch.nn.Module]
-    sample: Any
-    dtype: torch.dtype
-    training: bool
-
-    def forward(self, scope: Scope) -> tuple[list[Tensor], list[Tensor], Visible]:
-        made, given = self.sample.constructor_input, self.sample.forward_input
+    def forward(scope: Scope) -> tuple[list[Tensor], list[Tensor], Visible]:
+        made, given = sample.constructor_input, sample.forward_input
         where = next((leaf.device for leaf in tree_leaves((given.args, given.kwargs)) if is_plain(leaf)), None)
-        module = self.module(*made.args, **made.kwargs).to(where, self.dtype).train(self.training)
-
-        def enter(value: Any) -> Any:
-            return value.detach().clone().requires_grad_(value.requires_grad) if is_plain(value) else value
-
+        module = info.module_cls(*made.args, **made.kwargs).to(where, dtype).train(training)
         args, named = tree_map(enter, (given.args, given.kwargs))
         with scope():
-            outputs = [out for out in tree_leaves(module(*args, **named)) if isinstance(out, Tensor)]
-        inputs = [leaf for leaf in tree_leaves((args, named)) if is_plain(leaf)]
-        leaves = [leaf for leaf in [*module.parameters(), *inputs] if leaf.requires_grad]
+            outputs = tensors(module(*args, **named))
+        inputs = numbered("input", (args, named))
+        leaves = [leaf for leaf in [*module.parameters(), *inputs.values()] if leaf.requires_grad]
         buffers = {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
-        return outputs, leaves, numbered("input", inputs) | numbered("output", outputs) | buffers
+        return outputs, leaves, inputs | numbered("output", outputs) | buffers
+
+    return Case(name, kind, info.supports_gradgrad, forward)
 
 
 def is_plain(value: object) -> bool:
@@ -172,9 +139,13 @@ def is_plain(value: object) -> bool:
     )
 
 
-def numbered(word: str, tensors: Sequence[Tensor]) -> Visible:
-    """Return the dense ones of these tensors by a word and their number."""
-    return {f"{word} {number}": tensor for number, tensor in enumerate(tensors) if is_plain(tensor)}
+def tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def numbered(word: str, tree: Any) -> Visible:
+    """Return the dense tensors among these by a word and their number."""
+    return {f"{word} {number}": tensor for number, tensor in enumerate(tensors(tree)) if is_plain(tensor)}
 
 
 def spread(count: int, wanted: int) -> list[int]:
@@ -194,23 +165,21 @@ def operators(dtype: torch.dtype) -> list[Any]:
     return [op for op in op_db if op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")]
 
 
-def operator_cases(operator: Any, number: int, sample: Any, layouts: Sequence[str]) -> Iterator[OperatorCase]:
+def operator_cases(operator: Any, number: int, sample: Any, layouts: Sequence[str]) -> Iterator[Case]:
     """Yield the cases of one sample: in every layout that one of its tensors can have, and in place."""
     arguments = (sample.input, sample.args, sample.kwargs)
     plain = [leaf for leaf in tree_leaves(arguments) if is_plain(leaf)]
     name = f"{operator.formatted_name}[{number}]"
     for layout in layouts:
         if any(LAYOUTS[layout].accepts(tensor) for tensor in plain):
-            start = tree_map(lambda leaf, layout=layout: Start.of(leaf, layout), arguments)
             twice = operator.supports_gradgrad and layout == "contiguous"
-            yield OperatorCase(f"{name}, {layout}", layout, twice, operator, start, layout)
+            yield operator_case(f"{name}, {layout}", layout, twice, operator, arguments, layout)
     inplace = operator.inplace_variant
     if inplace is not None and operator.supports_inplace_autograd:
-        start = tree_map(lambda leaf: Start.of(leaf, "contiguous"), arguments)
-        yield OperatorCase(f"{name}, in place", "in place", False, inplace, start, "contiguous")
+        yield operator_case(f"{name}, in place", "in place", False, inplace, arguments, "contiguous")
 
 
-def module_cases(dtype: torch.dtype, samples: int, device: str = "cpu") -> Iterator[ModuleCase]:
+def module_cases(dtype: torch.dtype, samples: int) -> Iterator[tuple[str, Case]]:
     """Yield every module that PyTorch lists for a dtype, in training and not, on so many of its inputs."""
     from torch.testing._internal.common_modules import module_db
 
@@ -219,13 +188,12 @@ def module_cases(dtype: torch.dtype, samples: int, device: str = "cpu") -> Itera
             continue
         for training in (True, False):
             reseed(0)
-            inputs = info.module_inputs_func(info, device, dtype, requires_grad=True, training=training)
+            inputs = info.module_inputs_func(info, "cpu", dtype, requires_grad=True, training=training)
             inputs = [sample for sample in inputs if sample.forward_input is not None]
             mode = "training" if training else "evaluation"
             for number in spread(len(inputs), samples):
                 name = f"{info.name}[{number}], {mode}"
-                twice = info.supports_gradgrad
-                yield ModuleCase(name, mode, twice, info.module_cls, inputs[number], dtype, training)
+                yield info.module_cls.__name__, module_case(name, mode, info, inputs[number], dtype, training)
 
 
 @dataclass(frozen=True)
@@ -273,22 +241,9 @@ def weighed(tensors: list[Tensor]) -> Tensor | None:
     if not tensors or not all(map(is_plain, tensors)):
         return None
     generator = torch.Generator().manual_seed(1)
-    noises = [
-        torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator).to(tensor.device) for tensor in tensors
-    ]
+    noises = [torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator) for tensor in tensors]
     sums = [(tensor * noise).sum() for tensor, noise in zip(tensors, noises, strict=True)]
     return sum((total.real if total.is_complex() else total).double() for total in sums)
-
-
-def bits(tensor: Tensor) -> bytes:
-    """Return the bytes of a tensor's elements in the order of its indices."""
-    run = dense(tensor).detach().resolve_conj().resolve_neg().reshape(-1).clone(memory_format=torch.contiguous_format)
-    return bytes(run.view(torch.uint8).cpu().numpy())
-
-
-def dense(tensor: Tensor) -> Tensor:
-    """Return a tensor with memory for every element."""
-    return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
 def unlike(plain: Result, other: Result) -> str:
@@ -304,42 +259,24 @@ def unlike(plain: Result, other: Result) -> str:
     return ""
 
 
-@dataclass
-class Tally:
-    """What a sweep did.
+def wrong(case: Case, sessions: Sessions) -> Iterator[str]:
+    """Run a case plainly and in every way, and yield what must not be, one line each.
 
-    Args:
-        cases: by row and kind.
-        runs: cases times ways.
-        left_out: what was not run or not compared, by reason.
-        wrong: what must not be, one line each.
+    Nothing is compared where PyTorch alone refuses the case or gives other bits each time, and where there is no
+    gradient, or a sparse one.
     """
-
-    cases: Counter[tuple[str, str]] = field(default_factory=Counter)
-    runs: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-
-
-def judge(case: Case, sessions: Sessions, tally: Tally, row: str) -> None:
-    """Run a case plainly and in every way, and count what came of it."""
     try:
         plain = run(case)
-    except Exception as error:
-        tally.left_out[f"PyTorch alone refuses it: {type(error).__name__}"] += 1
+    except Exception:
         return
     if plain is None:
-        tally.left_out["there is no gradient, or a sparse one"] += 1
         return
-    tally.cases[row, case.kind] += 1
     for name, (way, stash) in sessions.items():
-        tally.runs += 1
-        what = _wrong(case, plain, way, lambda stash=stash: stash, tally)
-        if what:
-            tally.wrong.append(f"{row}: {case.name}: {name}: {what}")
+        if what := _wrong(case, plain, way, lambda stash=stash: stash):
+            yield f"{case.name}: {name}: {what}"
 
 
-def _wrong(case: Case, plain: Result, way: Way, scope: Scope, tally: Tally) -> str:
+def _wrong(case: Case, plain: Result, way: Way, scope: Scope) -> str:
     try:
         result = run(case, scope, holds=way.holds)
     except Exception as error:
@@ -349,10 +286,7 @@ def _wrong(case: Case, plain: Result, way: Way, scope: Scope, tally: Tally) -> s
     if result.changed and not _again(case).changed:
         return f"backward changed {', '.join(result.changed)}"
     what = unlike(plain, result)
-    if what and any(unlike(plain, _again(case)) for _ in range(3)):
-        tally.left_out[f"other bits every time without hooks: {case.name.partition('[')[0]}"] += 1
-        return ""
-    return what
+    return "" if what and any(unlike(plain, _again(case)) for _ in range(3)) else what
 
 
 def _again(case: Case) -> Result:

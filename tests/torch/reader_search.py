@@ -7,7 +7,7 @@ lossy codec brings it back, and the reader's gradients are compared with those f
 
 import sys
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import tensorstash as ts
 from tensorstash.backends.torch.backend import TorchBackend
-from tensorstash.backends.torch.readers import Demand, Readers, demand
+from tensorstash.backends.torch.readers import Demand, demand
+from tensorstash.backends.torch.readers import _shown as shown
 from tensorstash.host.arrays import borrowed
 from tensorstash.policies.plan import HookPolicy
 
@@ -284,47 +285,29 @@ def _scaled(leaf: Any, factor: float) -> Any:
 # -- What a reader makes of a lossy tensor --
 
 
-@dataclass(frozen=True)
-class Observation:
-    """The error of one reader's gradients.
-
-    Args:
-        reader: as in :mod:`tensorstash.backends.torch.readers`.
-        codec: the key in ``LOSSY``.
-        values: the key in ``VALUES``.
-        program: where it was seen, if that was chosen to be hard.
-        error: relative; infinite where a number became none.
-        numel: elements of the saved tensor.
-    """
-
-    reader: str
-    codec: str
-    values: str
-    program: str
-    error: float
-    numel: int
-
-
 @dataclass
 class Search:
-    """Everything that was seen."""
+    """The errors of readers' gradients.
 
-    observations: list[Observation] = field(default_factory=list)
+    Args:
+        seen: by reader, key in ``LOSSY``, key in ``VALUES``, and the program if that was chosen to be hard. What the
+            database has is averaged, as many of its samples are of a few elements. Each error is relative, infinite
+            where a number became none, and comes with the elements of the saved tensor.
+        skipped: what was not compared, and why.
+    """
+
+    seen: dict[tuple[str, str, str, str], list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
     skipped: list[str] = field(default_factory=list)
-    unchanged: Counter[str] = field(default_factory=Counter)
 
     def errors(self) -> dict[str, dict[tuple[str, str], float]]:
-        """Return for each reader the error by codec and values: the root mean square over the elements read.
-
-        What the database has is averaged, as many of its samples are of a few elements.
-        """
-        groups: dict[str, dict[tuple[str, str, str], list[Observation]]] = defaultdict(lambda: defaultdict(list))
-        for seen in self.observations:
-            groups[seen.reader][seen.codec, seen.values, seen.program].append(seen)
-        errors: dict[str, dict[tuple[str, str], float]] = {reader: defaultdict(float) for reader in sorted(groups)}
-        for reader, by_program in groups.items():
-            for (codec, values, _), group in by_program.items():
-                errors[reader][codec, values] = max(errors[reader][codec, values], _pooled(group))
+        """Return for each reader the error by codec and values: the root mean square over the elements read."""
+        errors: dict[str, dict[tuple[str, str], float]] = {}
+        for (reader, codec, values, _), group in sorted(self.seen.items()):
+            weight = sum(numel for _, numel in group)
+            pooled = sqrt(sum(numel * min(error, 1) ** 2 for error, numel in group) / weight)
+            pooled = inf if any(error == inf for error, _ in group) else pooled
+            found = errors.setdefault(reader, {})
+            found[codec, values] = max(found.get((codec, values), 0.0), pooled)
         return errors
 
     def worst(self) -> dict[str, dict[str, float]]:
@@ -333,13 +316,6 @@ class Search:
             reader: {codec: max((e for (c, _), e in errors.items() if c == codec), default=0.0) for codec in LOSSY}
             for reader, errors in self.errors().items()
         }
-
-
-def _pooled(group: list[Observation]) -> float:
-    if any(seen.error == inf for seen in group):
-        return inf
-    weight = sum(seen.numel for seen in group)
-    return sqrt(sum(seen.numel * min(seen.error, 1) ** 2 for seen in group) / weight)
 
 
 def needs(errors: dict[str, float], bound: float = BOUND) -> Demand:
@@ -353,9 +329,8 @@ def brought_back(tensor: Tensor, policy: HookPolicy) -> Tensor | None:
         return None
     spec = BACKEND.spec(tensor)
     dense = spec.dense()
-    codecs = policy.plan(spec).codecs
     data = BACKEND.to_host(tensor, spec).copy().reshape(dense.shape)
-    for codec in codecs:
+    for codec in policy.plan(spec).codecs:
         data = codec.decode(codec.encode(data, dense), dense)
     back = BACKEND.from_host(borrowed(data.reshape(dense.shape)), spec)
     return None if torch.equal(back, tensor) else back
@@ -385,7 +360,6 @@ def observe(program: Program, values: str, seed: int, into: Search) -> None:
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: Saved(tensor.detach().clone()), lambda saved: saved.given.clone()
     ):
-        readers = Readers(lambda handle: isinstance(handle, Saved), str)
         arguments, keywords = tree_map(lambda x: x * 1 if isinstance(x, Tensor) and x.requires_grad else x, leaves)
         outputs = [out for out in tensors(program.call(*arguments, **keywords)) if _is_dense(out) and out.requires_grad]
         ends = list(outputs)
@@ -393,10 +367,19 @@ def observe(program: Program, values: str, seed: int, into: Search) -> None:
             seeds = [_noise(out, random).requires_grad_() for out in outputs]
             again = torch.autograd.grad(outputs, wanted, seeds, allow_unused=True, create_graph=True)
             ends += [grad for grad in again if grad is not None and grad.requires_grad and _is_dense(grad)]
-        found = {id(handle): (handle, reader) for end in ends for handle, reader in readers.visit(end)}
-    incoming = _incoming(ends, wanted)
-    for node, saves in _nodes(ends, found):
-        if node in incoming:
+    nodes = _nodes(ends)
+    incoming: dict[Any, tuple[Tensor | None, ...]] = {}
+    hooks = [node.register_hook(lambda _, grads, node=node: incoming.__setitem__(node, grads)) for node in nodes]
+    torch.autograd.grad(ends, wanted, [torch.ones_like(out) for out in ends], allow_unused=True, retain_graph=True)
+    for hook in hooks:
+        hook.remove()
+    for node in nodes:
+        saves = [
+            (saved, reader)
+            for saved, reader in shown(node, lambda handle: isinstance(handle, Saved))
+            if saved.tensor.dtype == torch.float32 and _is_dense(saved.tensor) and 0 < saved.tensor.numel() < LARGEST
+        ]
+        if saves and node in incoming:
             _read(node, saves, incoming[node], random, program.name if program.chosen else "", values, into)
 
 
@@ -408,48 +391,21 @@ def _noise(like: Tensor, random: torch.Generator) -> Tensor:
     return torch.randn(like.shape, dtype=like.dtype, generator=random)
 
 
-def _nodes(ends: list[Tensor], found: dict[int, tuple[Any, str]]) -> Iterator[tuple[Any, list[tuple[str, Saved]]]]:
-    """Yield every node of the graph that has saved floats, with them."""
-    seen, waiting = set(), [out.grad_fn for out in ends]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        waiting += [before for before, _ in node.next_functions]
-        saves = []
-        for name in dir(type(node)):
-            if name.startswith("_raw_saved_"):
-                packed = getattr(node, name)
-                for one in packed if isinstance(packed, (tuple, list)) else (packed,):
-                    if one is not None and id(one.data) in found:
-                        saved, reader = found[id(one.data)]
-                        tensor = saved.tensor
-                        if tensor.dtype == torch.float32 and _is_dense(tensor) and 0 < tensor.numel() < LARGEST:
-                            saves.append((reader, saved))
-        if saves:
-            yield node, saves
-
-
-def _incoming(ends: list[Tensor], wanted: list[Tensor]) -> dict[Any, tuple[Tensor | None, ...]]:
-    """Return what comes into every node of the graph in a backward of all outputs."""
-    incoming: dict[Any, tuple[Tensor | None, ...]] = {}
-    seen, waiting, hooks = set(), [out.grad_fn for out in ends], []
+def _nodes(ends: list[Tensor]) -> list[Any]:
+    """Return every node of the graph."""
+    seen: dict[Any, None] = {}
+    waiting: list[Any] = [out.grad_fn for out in ends]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:
-            seen.add(node)
+            seen[node] = None
             waiting += [before for before, _ in node.next_functions]
-            hooks.append(node.register_hook(lambda _, grads, node=node: incoming.__setitem__(node, grads)))
-    torch.autograd.grad(ends, wanted, [torch.ones_like(out) for out in ends], allow_unused=True, retain_graph=True)
-    for hook in hooks:
-        hook.remove()
-    return incoming
+    return list(seen)
 
 
 def _read(
     node: Any,
-    saves: list[tuple[str, Saved]],
+    saves: list[tuple[Any, str]],
     shapes: tuple[Tensor | None, ...],
     random: torch.Generator,
     program: str,
@@ -467,11 +423,10 @@ def _read(
         if again is not None:
             into.skipped.append(f"{program}: {type(node).__name__} gives other gradients each time")
         return
-    for reader, saved in saves:
+    for saved, reader in saves:
         for codec, policy in LOSSY.items():
             back = brought_back(saved.tensor, policy)
             if back is None:
-                into.unchanged[reader] += 1
                 continue
             saved.given = back
             try:
@@ -482,7 +437,7 @@ def _read(
             finally:
                 saved.given = saved.tensor
             if error is not None:
-                into.observations.append(Observation(reader, codec, values, program, error, saved.tensor.numel()))
+                into.seen[reader, codec, values, program].append((error, saved.tensor.numel()))
 
 
 def _gradients(node: Any, incoming: list[Tensor | None]) -> tuple[Any, ...]:
@@ -561,6 +516,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     everything = search(int(sys.argv[1]) if len(sys.argv) > 1 else 6)
     print(table(everything))
-    print(f"{len(everything.observations)} observations, {len(everything.worst())} readers")
+    print(f"{sum(map(len, everything.seen.values()))} observations, {len(everything.worst())} readers")
     print("\n".join(everything.skipped))
     sys.exit("\n".join(disagreements(everything, 1)) or 0)
