@@ -84,7 +84,6 @@ class DropsLowBits:
 
 caught_by(
     "test_line01_lossy_policies_never_touch_integers",
-    "test_line01_rows_chosen_by_a_stashed_index_are_the_same",
 )(
     planted(
         "TouchesIntegers",
@@ -215,14 +214,14 @@ class OwnsPayloads(Session):
         self._handles = []
 
 
-caught_by("test_line03_backward_after_stash_and_session_are_gone", raises=(IndexError,))(
+caught_by("test_line01_gradients_are_bitwise_those_without_hooks", raises=(IndexError,), dtype="float32")(
     planted("OwnsThePayloads", session=OwnsPayloads)
 )
 
 # Line 4: in-place safety
 
 caught_by(
-    "test_line04_a_kept_tensor_modified_in_place_is_refused",
+    "test_line04_a_kept_tensor_modified_in_place_is_refused_and_the_next_step_works",
     "test_line04_a_kept_parameter_modified_before_backward_is_refused",
     "test_line04_bytes_modified_before_they_are_captured_are_refused",
 )(planted("SkipsTheVersionCheck", backend={"version": lambda self, tensor: 0}))
@@ -275,7 +274,7 @@ class Poisoned(Answering):
 poisoned = planted("StaysPoisoned", session=Poisoned)
 caught = partial(caught_by, raises=(TensorStashError,))
 caught(
-    "test_line04_the_next_step_works_after_a_refusal",
+    "test_line04_a_kept_tensor_modified_in_place_is_refused_and_the_next_step_works",
     "test_line08_a_failed_backward_of_a_retained_graph_can_be_tried_again",
 )(poisoned)
 caught("test_line08_a_store_that_fails_ends_in_a_named_error", fault="get_error", at=1)(poisoned)

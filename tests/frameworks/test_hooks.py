@@ -1,9 +1,5 @@
 """Pairs of hooks nest with one another and with those of others, belong to a thread, and go with their block."""
 
-import gc
-import threading
-import weakref
-
 import pytest
 
 from tensorstash.errors import BackendError
@@ -35,18 +31,6 @@ def foreign(framework):
     return lambda log: framework.foreign(log.pack, log.unpack)
 
 
-def test_the_innermost_pair_runs_and_the_outer_one_is_restored(framework, hooks):
-    outer, inner = Log(), Log()
-    with hooks(outer):
-        framework.save_one()
-        with hooks(inner):
-            framework.save_one()
-            framework.save_one()
-        framework.save_one()
-    framework.save_one()
-    assert (outer.packs, inner.packs) == (2, 2)
-
-
 def test_pairs_of_others_nest_both_ways(framework, hooks, foreign):
     logs = outermost, ours, inner, innermost = [Log() for _ in range(4)]
     outputs = []
@@ -63,14 +47,6 @@ def test_pairs_of_others_nest_both_ways(framework, hooks, foreign):
     for output in outputs:
         framework.lab.backward(framework.lab.sum(output))
     assert [log.unpacks for log in logs] == [1, 1, 1, 1]
-
-
-def test_an_exception_leaves_no_hooks(framework, hooks):
-    log = Log()
-    with pytest.raises(ZeroDivisionError), hooks(log):
-        raise ZeroDivisionError
-    framework.save_one()
-    assert log.packs == 0
 
 
 def test_an_exception_in_pack_propagates_unchanged(framework):
@@ -107,42 +83,3 @@ def test_leaving_in_another_order_is_an_error_and_the_others_stay(framework, hoo
     assert (outer.packs, inner.packs) == (0, 1)
     with pytest.raises(BackendError, match="no longer in force"):
         inner_scope.__exit__(None, None, None)
-
-
-def test_each_thread_has_pairs_of_its_own(framework, hooks):
-    outer, inner = Log(), Log()
-
-    def run():
-        framework.save_one()
-        with hooks(inner):
-            framework.save_one()
-
-    with hooks(outer):
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        framework.save_one()
-    assert (outer.packs, inner.packs) == (1, 1)
-
-
-@pytest.mark.parametrize("is_dropped", [False, True], ids=["after backward", "with its graph"])
-def test_reference_counting_frees_each_packed_value(framework, is_dropped):
-    class Packed:
-        def __init__(self, tensor):
-            self.tensor = tensor.detach()
-            alive.append(weakref.ref(self))
-
-    alive, lab = [], framework.lab
-    gc.collect()
-    gc.disable()
-    try:
-        with framework.backend.hooks(Packed, lambda packed: packed.tensor):
-            loss = lab.sum(framework.save_one())
-        assert alive[0]() is not None
-        if is_dropped:
-            del loss
-        else:
-            lab.backward(loss)
-        assert alive[0]() is None
-    finally:
-        gc.enable()

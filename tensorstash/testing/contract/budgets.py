@@ -34,21 +34,13 @@ class Bounded(Harness):
 
             with pytest.raises(StoreFullError, match="budget"):
                 fill()
-            assert handles, "the budget has room for one payload"
+            assert len(handles) >= 2, f"{len(handles)} payloads of 128 bytes fit the budget of {budget}"
             assert session.stats().peak_bytes_by_tier[tier] <= budget
             for n in range(len(handles)):
                 assert_same_bits(lab.bits(session.unpack(handles[n])), floats(32, seed=n), f"tensor {n} before the end")
             handles.pop()
             again = session.pack(lab.tensor(floats(32, seed=200), device=device))
             assert_same_bits(lab.bits(session.unpack(again)), floats(32, seed=200), "a payload in freed room")
-
-    def test_line09_a_budget_that_is_just_enough_is_enough(self, device: str) -> None:
-        lab = self.lab
-        with self.scope(StoreIn(Memory(budget=64))) as session:
-            handles = [session.pack(lab.tensor(floats(8, seed=n), device=device)) for n in range(2)]
-        for n, handle in enumerate(handles):
-            assert_same_bits(lab.bits(session.unpack(handle)), floats(8, seed=n), f"tensor {n}")
-        assert session.stats().peak_bytes == 64
 
     def test_line09_statistics_agree_with_the_store(self, device: str) -> None:
         tap = Tap()

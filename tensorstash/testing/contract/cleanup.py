@@ -22,14 +22,7 @@ from tensorstash.testing.programs import attention, save_one
 class NothingLeftBehind(Harness):
     """Contract line 10."""
 
-    def test_line10_hooks_are_gone_after_the_scope(self, device: str) -> None:
-        stash = self.stash(StoreIn(Memory()))
-        with stash:
-            save_one(self.lab, device)
-        save_one(self.lab, device)
-        assert stash.stats().seen.tensors == 1
-
-    def test_line10_scopes_nest_and_the_outer_one_is_restored(self, device: str) -> None:
+    def test_line10_scopes_nest_and_leave_no_hooks(self, device: str) -> None:
         outer, inner = self.stash(Keep()), self.stash(StoreIn(Memory()))
         with outer:
             save_one(self.lab, device)
@@ -38,6 +31,7 @@ class NothingLeftBehind(Harness):
             save_one(self.lab, device)
             with outer:
                 save_one(self.lab, device)
+        save_one(self.lab, device)
         assert (outer.stats().seen.tensors, inner.stats().seen.tensors) == (3, 1)
 
     def test_line10_scopes_of_other_threads_are_their_own(self, device: str) -> None:
@@ -65,24 +59,18 @@ class NothingLeftBehind(Harness):
         model = lab.model(device=device)
         wrapped = self.wrap(model, StoreIn(Memory()))
         assert_same_arrays(self._gradients(model, device), expected, "gradients of the wrapped model")
+        with pytest.raises(Exception):  # noqa: B017  (each framework has its own for shapes that do not fit)
+            model(lab.tensor(floats(5, 3), device=device))
         seen = wrapped.stats().seen.tensors
         assert seen > 0
+        save_one(lab, device)
+        assert wrapped.stats().seen.tensors == seen, "hooks are in force after a forward that raised"
         wrapped.remove()
         wrapped.remove()
         unwrapped = lab.model(device=device)
         out = model(lab.tensor(floats(5, 8), device=device))
         assert_same_bits(lab.bits(out), lab.bits(unwrapped(lab.tensor(floats(5, 8), device=device))), "output")
         assert wrapped.stats().seen.tensors == seen, "the model is still wrapped after remove()"
-
-    def test_line10_a_wrapped_model_that_raises_leaves_no_hooks(self, device: str) -> None:
-        lab = self.lab
-        model = lab.model(device=device)
-        wrapped = self.wrap(model, StoreIn(Memory()))
-        with pytest.raises(Exception):  # noqa: B017  (each framework has its own for shapes that do not fit)
-            model(lab.tensor(floats(5, 3), device=device))
-        seen = wrapped.stats().seen.tensors
-        save_one(self.lab, device)
-        assert wrapped.stats().seen.tensors == seen, "hooks are in force after a forward that raised"
 
     def test_line10_rules_by_module_name_reach_their_module_only(self, device: str) -> None:
         lab = self.lab

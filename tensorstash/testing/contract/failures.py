@@ -47,6 +47,7 @@ class NothingLostQuietly(Harness):
 
     def test_line08_a_failed_step_leaves_no_slot_and_no_hook(self, device: str) -> None:
         lab = self.lab
+        expected = attention(lab, device)
         for fault in ("put_error", "get_error"):
             with reference_counting_only():
                 tap = Tap()
@@ -58,6 +59,7 @@ class NothingLostQuietly(Harness):
                 _, inner = square(lab, device)
                 lab.backward(lab.sum(lab.exp(inner)))
                 assert stash.stats().seen.tensors == seen, f"the hooks are still in force after {fault}"
+                assert_same_arrays(attention(lab, device), expected, f"plain training after {fault}")
 
     def test_line08_a_failed_backward_of_a_retained_graph_can_be_tried_again(self, device: str) -> None:
         lab = self.lab
@@ -68,13 +70,6 @@ class NothingLostQuietly(Harness):
             lab.backward(loss, retain_graph=True)
         lab.backward(loss)
         assert_same_bits(lab.gradient(leaf), (lab.bits(inner) * 2).astype("float32"), "the second attempt")
-
-    def test_line08_recording_goes_on_after_a_hook_has_raised(self, device: str) -> None:
-        lab = self.lab
-        for fault in ("put_error", "get_error"):
-            expected = attention(lab, device)
-            self._fail(self.stash(StoreIn(FaultyStore(fault=fault))), device)
-            assert_same_arrays(attention(lab, device), expected, f"plain training after {fault}")
 
     def _assert_step_fails_and_the_next_works(self, policy: HookPolicy, device: str, kind: type[StashError]) -> str:
         lab = self.lab

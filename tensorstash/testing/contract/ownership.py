@@ -63,21 +63,11 @@ class Ownership(Harness):
                 del loss
                 assert sentinel() is None, "the graph lives on: something in it holds its own output"
 
-    def test_line05_an_exception_in_forward_frees_every_slot(self, device: str) -> None:
+    @pytest.mark.parametrize("place", ["forward", "backward"])
+    def test_line05_an_exception_frees_every_slot(self, device: str, place: str) -> None:
         with self._watched() as (tap, stash):
-            with pytest.raises(_DeliberateError):
-                self._failing_forward(stash, device)
-            self._assert_nothing_is_left(tap, stash)
-
-    def test_line05_an_exception_in_backward_frees_every_slot(self, device: str) -> None:
-        lab = self.lab
-        with self._watched() as (tap, stash):
-            _, inner = square(lab, device)
-            with settled(stash):
-                loss = lab.sum(lab.tanh(lab.observe(lab.exp(inner), [inner], _fail)))
             with pytest.raises(Exception, match="deliberate"):
-                lab.backward(loss)
-            del loss
+                self._failing(stash, device, place)
             self._assert_nothing_is_left(tap, stash)
 
     def test_line05_a_branch_that_is_never_used_frees_its_slots(self, device: str) -> None:
@@ -192,13 +182,15 @@ class Ownership(Harness):
             loss = lab.sum(lab.tanh(lab.mul(product, lab.exp(product))))
         return loss, sentinels[0]
 
-    def _failing_forward(self, stash: Stash, device: str) -> None:
-        _, inner = square(self.lab, device)
+    def _failing(self, stash: Stash, device: str, place: str) -> None:
+        lab = self.lab
+        _, inner = square(lab, device)
         with stash as session:
-            out = self.lab.exp(inner)
-            self.lab.mul(out, inner)
+            loss = lab.sum(lab.tanh(lab.observe(lab.exp(inner), [inner], _fail)))
             session.drain()  # or there may be nothing yet that could be left
-            raise _DeliberateError("deliberate")
+            if place == "forward":
+                raise _DeliberateError("deliberate")
+        lab.backward(loss)
 
     def _assert_nothing_is_left(self, tap: Tap, stash: Stash) -> None:
         __tracebackhide__ = True
