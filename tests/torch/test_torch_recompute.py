@@ -4,7 +4,6 @@ import gc
 import os
 from contextlib import contextmanager, nullcontext
 
-import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES, bert, gpt2, gradients, llama, resnet
@@ -201,19 +200,6 @@ def test_memory_of_the_user_is_not_read_again_once_it_was_rewritten_unseen(shape
         after(rewrite, buffer=buffer, policy=policy)
 
 
-def test_a_wide_tensor_out_of_a_narrow_one_is_kept_narrow():
-    leaf = torch.randn(64, 64, dtype=torch.bfloat16, requires_grad=True)
-
-    def run(around):
-        with around:
-            loss = (leaf @ leaf).float().square().sum()
-        return torch.autograd.grad(loss, [leaf])
-
-    around = stash()
-    assert equal(run(around), run(nullcontext()))
-    assert "narrow" in around.stats().recomputed
-
-
 def test_masks_take_a_bit_per_element():
     leaf = torch.randn(64, 64, requires_grad=True)
     with stash() as session:
@@ -273,24 +259,6 @@ def test_tensors_without_a_recipe_are_counted_by_reason():
     assert not session.stats().refused
 
 
-def test_what_several_operations_save_of_the_same_is_made_once():
-    norm, layers = nn.LayerNorm(8), [nn.Linear(8, 8) for _ in range(3)]
-
-    def run(around):
-        leaf = torch.ones(4, 8).cumsum(0).requires_grad_()
-        with around, torch.autocast("cpu", torch.bfloat16):
-            hidden = norm(leaf.sin())
-            loss = sum(layer(hidden) for layer in layers).float().square().sum()
-        del hidden
-        loss.backward()
-        return [leaf.grad]
-
-    around = stash()
-    assert equal(run(around), run(nullcontext()))
-    done = around.stats().recomputed["cast(layer_norm)"]
-    assert (done.tensors, done.loads) == (3, 1)
-
-
 def test_each_tensor_that_is_made_with_others_is_refused_for_itself():
     leaf, weight = torch.randn(4, 8, requires_grad=True), torch.randn(8, 8).bfloat16().requires_grad_()
     with stash() as session:
@@ -304,29 +272,6 @@ def test_each_tensor_that_is_made_with_others_is_refused_for_itself():
     assert equal(torch.autograd.grad(first, [weight], retain_graph=True), expected)
     with pytest.raises(SavedTensorModifiedError):
         torch.autograd.grad(second, [weight])
-
-
-def test_what_is_made_under_other_settings_is_not_the_same():
-    torch.manual_seed(0)
-    leaf, weights = torch.randn(300, 250, requires_grad=True), [torch.randn(250, 4).requires_grad_() for _ in range(2)]
-
-    def run(around):
-        before = torch.get_num_threads()
-        try:
-            with around:
-                hidden = leaf.sin()
-                products = [F.silu(hidden) @ weights[0]]  # which saves what the others are made of
-                for threads, weight in enumerate(weights, 1):
-                    torch.set_num_threads(threads)
-                    products.append(hidden.sigmoid() @ weight)
-            return torch.autograd.grad([each.sum() for each in products], weights)
-        finally:
-            torch.set_num_threads(before)
-
-    around = stash()
-    assert equal(run(around), run(nullcontext()))
-    done = around.stats().recomputed["sigmoid"]
-    assert done.loads == 2
 
 
 def with_a_buffer(around, *, rewrites, lets_go=False):
@@ -349,42 +294,6 @@ def with_a_buffer(around, *, rewrites, lets_go=False):
         if lets_go:
             del made
     return torch.autograd.grad(loss, [weight] if lets_go else [leaf, weight])
-
-
-class Tripled(torch.autograd.Function):
-    """Writes into what it has saved, as fused losses do."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return 1.5 * x * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        x.data.mul_(3)  # without a new version, as kernels do
-        return grad * x
-
-
-@pytest.mark.parametrize("writes_first", [True, False], ids=["written first", "written last"])
-@pytest.mark.parametrize("times", [1, 2])
-def test_what_is_made_once_is_made_again_for_functions_that_may_write_into_it(writes_first, times):
-    def run(around):
-        torch.manual_seed(0)
-        leaf, weight = torch.randn(4, 8, requires_grad=True), torch.randn(8, 8).bfloat16().requires_grad_()
-        with around:
-            hidden = F.silu(leaf.sin())
-            losses = [(hidden.bfloat16() @ weight).sum()]
-            losses += [Tripled.apply(hidden.bfloat16()).sum() for _ in range(times)]
-        del hidden
-        grads = []
-        for loss in losses[::-1] if writes_first else losses:
-            grads += torch.autograd.grad(loss, [leaf, weight][: 1 + (loss is losses[0])], retain_graph=True)
-        return grads
-
-    around, expected = stash(), run(nullcontext())
-    assert equal(run(around), expected)
-    assert around.stats().recomputed["cast(silu)"].tensors == 1 + times
 
 
 def test_what_is_made_of_the_same_before_and_after_an_unseen_change_is_not_the_same():
@@ -424,17 +333,6 @@ def test_tensors_without_elements_are_no_masks():
     assert norm.weight.grad is not None
 
 
-def test_what_is_needed_outlives_the_operation_that_saved_it():
-    leaf, other = torch.randn(6, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
-    with stash() as session:
-        hidden = F.gelu(leaf.sin())
-        one, two = (hidden @ other).sum(), hidden.sum()
-    expected = torch.autograd.grad((F.gelu(leaf.sin()) @ other).sum(), [other])
-    two.backward()  # lets go of what gelu has saved
-    assert equal(torch.autograd.grad(one, [other]), expected)
-    assert "gelu" in session.stats().recomputed
-
-
 def test_what_a_recipe_needs_may_be_smaller_than_what_is_looked_at():
     model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3))
     images = torch.randn(4, 4, 16, 16)
@@ -443,24 +341,6 @@ def test_what_a_recipe_needs_may_be_smaller_than_what_is_looked_at():
     loss.backward()
     assert session.stats().kept["smaller than min_bytes"].tensors > 3  # the statistics of a batch are among them
     assert "relu(batch_norm)" in session.stats().recomputed
-
-
-def test_equal_memories_of_the_user_are_refused_each_for_itself():
-    weights = [torch.randn(250, 4).requires_grad_() for _ in range(2)]
-
-    def run(around):
-        torch.manual_seed(0)
-        leaf = torch.randn(320, 250, requires_grad=True)
-        buffers = [torch.from_numpy(each) for each in np.ones((2, 320, 250), np.float32)]  # aligned alike
-        with around:
-            hidden = F.gelu(leaf)
-            losses = [((hidden * buffer) @ weight).sum() for buffer, weight in zip(buffers, weights, strict=True)]
-        buffers[0].mul_(2)
-        return torch.autograd.grad(losses[1], weights[1:])
-
-    around = stash()
-    assert equal(run(around), run(nullcontext()))
-    assert around.stats().recomputed["mul(gelu)"].tensors == 2
 
 
 def test_what_several_need_is_made_and_read_once_in_each_step_however_little_is_read_ahead():
