@@ -41,7 +41,7 @@ DEPENDENCIES = {"numpy", "xxhash", "zstandard"}
 UNDER_ITS_NAME = ("torch", "paddle", "triton", "accelerate", "lightning", "transformers", "paddleformers")
 OPTIONAL = {
     "cli/compare.py": {"matplotlib"},
-    "config/files.py": {"yaml"},
+    "config/settings.py": {"yaml"},
     "testing": {"pytest", "hypothesis"},
 }
 

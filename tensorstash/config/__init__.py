@@ -19,8 +19,8 @@ from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
-from tensorstash.config.files import read_table
 from tensorstash.config.reading import read_as, read_policy
+from tensorstash.config.settings import read_table
 from tensorstash.config.text import written
 from tensorstash.config.writing import to_dict, to_written, walk
 from tensorstash.errors import ConfigError, MissingDependencyError

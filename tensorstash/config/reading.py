@@ -5,11 +5,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from inspect import isabstract
 from os import PathLike, fspath
+from os.path import splitext
 from re import split
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from tensorstash.config.files import is_file_name
 from tensorstash.config.text import BARE, Text, split_steps
 from tensorstash.config.writing import GROUPS
 from tensorstash.errors import ConfigError, MissingDependencyError
@@ -139,6 +139,15 @@ def _in_words(annotation: Any) -> str:
     if is_dataclass(annotation):
         return f"a table with {', '.join(field.name for field in fields(annotation))}"
     return _SCALARS.get(annotation, "")
+
+
+def is_file_name(text: str) -> bool:
+    """Whether a text names a file of settings, and is no line that describes a policy.
+
+    >>> is_file_name("conf/policy.yaml"), is_file_name("compress | disk_spill")
+    (True, False)
+    """
+    return splitext(text)[1].lower() in (".toml", ".json", ".yaml", ".yml")
 
 
 def _unknown(kind: str, name: str, group: str, known: Iterable[str]) -> str:

@@ -1,16 +1,21 @@
-"""All that a scope is given, out of one file."""
+"""All that a scope is given, out of one file: TOML, JSON or YAML, told by its suffix."""
 
+import json
 import os
+import tomllib
 from collections.abc import Mapping, Sequence
 from os.path import basename
-from typing import BinaryIO, Required, TypedDict
+from typing import Any, BinaryIO, Required, TypedDict
 
-from tensorstash.config.files import is_file_name, read_table
-from tensorstash.config.reading import read_fields, read_policy
-from tensorstash.errors import ConfigError, say
+from tensorstash.config.reading import is_file_name, read_fields, read_policy
+from tensorstash.errors import ConfigError, MissingDependencyError, say
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy
+from tensorstash.registry import did_you_mean
 from tensorstash.sizes import parse_bytes
+
+SETTINGS = ("policy", "limits", "min_bytes")
+"""Keys of a settings file."""
 
 POLICY_VARIABLE = "TENSORSTASH_POLICY"
 """A policy as one line of text, or the path of a file with settings."""
@@ -85,3 +90,46 @@ def settings_of(text: str, path: str) -> Settings:
         return load_settings(text)
     except OSError as error:
         raise ConfigError(f"{path}: {text}: {error.strerror}") from error
+
+
+def read_table(source: str | os.PathLike[str] | BinaryIO) -> tuple[str, Mapping[str, Any]]:
+    """Return the name of a file, for messages, and its table.
+
+    Args:
+        source: the path of a file, or a file opened for reading bytes, which is left open.
+
+    Raises:
+        ConfigError: it is of another format, holds no policy, or other keys than :data:`SETTINGS`.
+        MissingDependencyError: it is YAML, and PyYAML is not installed.
+        OSError: it cannot be read.
+    """
+    if isinstance(source, str | os.PathLike):
+        with open(source, "rb") as file:
+            return read_table(file)
+    place = str(getattr(source, "name", "TOML"))
+    yaml = ("YAML", _load_yaml)
+    readers: dict[str, tuple[str, Any]] = {".json": ("JSON", json.load), ".yaml": yaml, ".yml": yaml}
+    kind, read = readers.get(os.path.splitext(place)[1].lower(), ("TOML", tomllib.load))
+    try:
+        data = read(source)
+    except ValueError as error:
+        raise ConfigError(f"{place}: not {kind}: {error}") from error
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{place}: got {data!r}, expected a table with the key 'policy'")
+    for key in data:
+        if key not in SETTINGS:
+            raise ConfigError(f"{place}: {key}: unknown key; {did_you_mean(key, SETTINGS)}")
+    if "policy" not in data:
+        raise ConfigError(f"{place}: policy: missing; expected a table, or text such as 'quantize:bits=4 | compress'")
+    return place, data
+
+
+def _load_yaml(file: BinaryIO) -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingDependencyError(f"{file.name}: YAML needs PyYAML; pip install pyyaml, or use TOML") from error
+    try:
+        return yaml.safe_load(file)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error

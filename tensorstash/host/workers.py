@@ -1,8 +1,6 @@
 """Threads that work behind the computation, started when there is work and gone with their owner."""
 
 import math
-import os
-import sys
 import threading
 import weakref
 from collections import deque
@@ -11,6 +9,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
 
+from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.futures import Future
 
 R = TypeVar("R")
@@ -31,7 +30,7 @@ class Workers:
 
     Args:
         name: prefix of the threads' names.
-        threads: most of them at one time, but for those that are given up; None for as many as there is work.
+        threads: most of them at one time, but for those that are given up.
         timeout_s: longest time one piece of work may take, in seconds.
 
     >>> workers = Workers("doc", 1)
@@ -41,11 +40,16 @@ class Workers:
 
     __slots__ = ("__weakref__", "_name", "_pool", "_threads", "timeout_s")
 
-    def __init__(self, name: str, threads: int | None = None, *, timeout_s: float = math.inf) -> None:
+    def __init__(self, name: str, threads: int, *, timeout_s: float = math.inf) -> None:
         self._name = name
-        self._threads = sys.maxsize if threads is None else threads
+        self._threads = threads
         self.timeout_s = timeout_s
-        self._start()
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Begin without threads and without work."""
+        self._pool = _ThreadPool(self, self._name, self._threads, self.timeout_s)
 
     def submit(self, work: Callable[[], R], *, ended: Callable[[], object] | None = None) -> Future[R]:
         """Run ``work`` once: later, or now where no thread can be started, such as while the interpreter exits.
@@ -56,8 +60,6 @@ class Workers:
             work: to run.
             ended: called when it has come to an end, whatever that is; must not raise.
         """
-        if self._pool.pid != os.getpid():
-            self._start()
         job = Future(work, ended)
         del work
         try:
@@ -72,16 +74,11 @@ class Workers:
 
     def abandon(self) -> None:
         """Give up work that takes longer than ``timeout_s``, and replace its threads."""
-        if self._pool.pid == os.getpid():
-            self._pool.abandon()
+        self._pool.abandon()
 
     def close(self) -> None:
         """Let the threads end after the submitted work; later work runs on the caller's thread."""
-        if self._pool.pid == os.getpid():
-            self._pool.stop()
-
-    def _start(self) -> None:
-        self._pool = _ThreadPool(self, self._name, self._threads, self.timeout_s)
+        self._pool.stop()
 
 
 class _Thread(threading.Thread):
@@ -91,20 +88,10 @@ class _Thread(threading.Thread):
     """
 
     def __init__(self, pool: "_ThreadPool", name: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self.pool: _ThreadPool | None = pool
+        super().__init__(target=pool.serve, args=(self,), name=name, daemon=True)
         self.job: Future[Any] | None = None
         self.since = 0.0
         self.is_abandoned = False
-
-    def run(self) -> None:
-        pool, self.pool = self.pool, None
-        assert pool is not None
-        try:
-            while pool.serve(self):
-                pass
-        finally:
-            pool.leave(self)
 
 
 class _ThreadPool:
@@ -116,7 +103,6 @@ class _ThreadPool:
     """
 
     def __init__(self, owner: Workers, name: str, limit: int, timeout_s: float) -> None:
-        self.pid = os.getpid()
         self.threads: list[_Thread] = []
         self._name = name
         self._limit = limit
@@ -160,8 +146,15 @@ class _ThreadPool:
         for job in lost:
             job.fail(TimeoutError(f"took longer than {self._timeout_s} seconds"))
 
-    def serve(self, thread: _Thread) -> bool:
-        """Wait for a call and do the work; return False if the thread has to end."""
+    def serve(self, thread: _Thread) -> None:
+        """Do work until the thread has to end, and take note of that, also where it was killed."""
+        try:
+            while self._do_next(thread):
+                pass
+        finally:
+            self._leave(thread)
+
+    def _do_next(self, thread: _Thread) -> bool:
         if self._calls.get() is not None:  # the owner is gone
             self._is_stopped = True
         with self._lock:
@@ -174,8 +167,7 @@ class _ThreadPool:
         thread.job = None
         return not thread.is_abandoned
 
-    def leave(self, thread: _Thread) -> None:
-        """Take note that a thread ends, of its own accord or because it was killed."""
+    def _leave(self, thread: _Thread) -> None:
         with self._lock:
             if thread.job in self._todo:  # it had no time to take it from there
                 thread.job = None

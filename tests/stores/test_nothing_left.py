@@ -3,11 +3,11 @@
 import errno
 import os
 import random
+import secrets
 import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -72,8 +72,7 @@ def test_only_the_last_resort_has_a_name_and_it_is_private(tmp_path, level):
     assert stat.S_IMODE(os.fstat(slab._file.fd).st_mode) == 0o600
     assert not os.get_inheritable(slab._file.fd)
     if level == "named":
-        directory, file = sorted(tmp_path.rglob("*"))
-        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        (file,) = tmp_path.iterdir()
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     else:
         assert entries(tmp_path) == []
@@ -96,42 +95,37 @@ def test_a_file_system_without_unnamed_files_is_found_out(tmp_path, monkeypatch)
     assert entries(tmp_path) == []
 
 
+NAME = f"tensorstash-{'0' * 16}.tmp"
+"""Of a file that is ours."""
+
+
 @pytest.mark.parametrize("kind", ["file", "link", "dangling link"])
 def test_a_file_that_somebody_else_has_made_is_not_taken_for_ones_own(tmp_path, monkeypatch, kind):
-    private, target = tmp_path / "private", tmp_path / "target"
-    private.mkdir()
+    target = tmp_path / ("target" if "link" in kind else NAME)
     if kind != "dangling link":
         target.write_text("theirs")
-    if kind == "file":
-        target.rename(private / "slab")
-        target = private / "slab"
-    else:
-        (private / "slab").symlink_to(target)
-    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(private))
+    if kind != "file":
+        (tmp_path / NAME).symlink_to(target)
+    monkeypatch.setattr("tensorstash.stores.disk.scratch_file.remove_stale", lambda directory: None)
+    monkeypatch.setattr(secrets, "token_hex", lambda nbytes: "0" * 2 * nbytes)
     with pytest.raises(FileExistsError):
         open_private_file(str(tmp_path), Syscalls(unnamed=False))
-    if kind == "link":
-        assert target.read_text() == "theirs"
-    assert kind != "dangling link" or not target.exists()
-
-
-@pytest.mark.parametrize("place", ["slab", "directory"])
-def test_a_symbolic_link_in_place_of_what_was_left_is_not_followed(tmp_path, monkeypatch, place):
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / "slab").write_text("theirs")
-    left = tmp_path / "tensorstash-left.tmp"
-    if place == "directory":
-        left.symlink_to(theirs)
+    if kind == "dangling link":
+        assert not target.exists()
     else:
-        left.mkdir()
-        (left / "slab").symlink_to(theirs / "slab")
-    before, locked = entries(tmp_path), []
+        assert target.read_text() == "theirs"
+
+
+def test_a_symbolic_link_in_place_of_what_was_left_is_not_followed(tmp_path, monkeypatch):
+    theirs, locked = tmp_path / "theirs", []
+    theirs.write_text("theirs")
+    (tmp_path / NAME).symlink_to(theirs)
+    before = entries(tmp_path)
     monkeypatch.setattr("fcntl.flock", lambda fd, how: locked.append(fd))
     remove_stale(str(tmp_path))
     assert locked == [], "what the link leads to was opened and locked"
     assert entries(tmp_path) == before
-    assert (theirs / "slab").read_text() == "theirs"
+    assert theirs.read_text() == "theirs"
 
 
 def test_a_process_that_is_killed_at_any_moment_leaves_nothing_for_long(tmp_path, level):
@@ -204,7 +198,7 @@ store.close()
     process = start(script, tmp_path, "named")
     assert process.stdout.readline() == "\n"
     before = entries(tmp_path)
-    assert len(before) == 2
+    assert len(before) == 1
     remove_stale(str(tmp_path))
     Disk(directory=str(tmp_path)).open().close()
     assert entries(tmp_path) == before
@@ -212,26 +206,21 @@ store.close()
     assert entries(tmp_path) == []
 
 
-def test_only_own_directories_of_the_right_name_are_swept(tmp_path):
-    kept = [tmp_path / name for name in ("tensorstash-notes", "other-abc.tmp", "tensorstash-full.tmp")]
-    for path in kept:
-        path.mkdir()
-    (kept[-1] / "a user's file").touch()
-    target = tmp_path / "target"
-    target.mkdir()
-    (target / "slab").touch()
-    (tmp_path / "tensorstash-link.tmp").symlink_to(target)
-    (tmp_path / "tensorstash-file.tmp").touch()
-    (tmp_path / "tensorstash-empty.tmp").mkdir()
+def test_only_own_files_of_the_right_name_are_swept(tmp_path):
+    for name in ("tensorstash-notes", "tensorstash-notes.tmp", "other-abc.tmp", f"{NAME}.bak"):
+        (tmp_path / name).touch()
+    (tmp_path / NAME.replace("0", "a")).mkdir()
+    os.mkfifo(tmp_path / NAME.replace("0", "b"))
     before = entries(tmp_path)
+    (tmp_path / NAME).touch()
     remove_stale(str(tmp_path))
-    assert entries(tmp_path) == [path for path in before if "empty" not in path]
+    assert entries(tmp_path) == before
     if os.geteuid() == 0:
-        others = tmp_path / "tensorstash-others.tmp"
-        others.mkdir()
+        others = tmp_path / NAME
+        others.touch()
         os.chown(others, 65534, 65534)
         remove_stale(str(tmp_path))
-        assert others.is_dir()
+        assert others.exists()
 
 
 def test_a_fork_stores_in_files_of_its_own_and_harms_nothing(tmp_path, level):

@@ -1,14 +1,17 @@
 """Scratch files that nobody else can open and that do not outlive their process.
 
-Where the system can make a file without a name (``O_TMPFILE``), nothing is ever left. Elsewhere the file is made in a
-fresh directory of mode 0700 and both names are removed at once. Where open files cannot lose their name, they keep it
-and a lock: the next start removes the files of killed processes, whose locks are free.
+Where the system can make a file without a name (``O_TMPFILE``), nothing is ever left. Elsewhere a new file loses its
+name at once. Where open files cannot, they keep it and a lock: the next start removes the files of killed processes,
+whose locks are free.
 """
 
 import errno
 import os
+import re
+import secrets
+import stat
 import sys
-import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tensorstash.stores.disk.syscalls import Syscalls
@@ -16,9 +19,7 @@ from tensorstash.stores.disk.syscalls import Syscalls
 if sys.platform != "win32":
     import fcntl
 
-_PREFIX = "tensorstash-"
-_SUFFIX = ".tmp"
-_NAME = "slab"
+_NAME = re.compile(r"tensorstash-[0-9a-f]{16}\.tmp")
 _ATTEMPTS = 100
 _NO_TMPFILE = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}
 
@@ -29,21 +30,22 @@ class PrivateFile:
 
     Args:
         fd: its descriptor, not inherited by programs that are started; the receiver closes it, by :meth:`close`.
-        directory: the private directory that holds its name, empty if it has none.
+        path: its name, empty if it has none.
     """
 
     fd: int
-    directory: str = ""
+    path: str = ""
 
     def close(self, *, remove: bool = True) -> None:
-        """Close the file, and remove its name and directory if it has one.
+        """Close the file, and remove its name if it has one.
 
         Args:
             remove: False in a forked child, where the name belongs to the parent.
         """
         os.close(self.fd)
-        if self.directory and remove:
-            _remove_names(self.directory)
+        if self.path and remove:
+            with suppress(FileNotFoundError):  # taken for stale by another process, or deleted by the system
+                os.unlink(self.path)
 
 
 def open_private_file(directory: str, calls: Syscalls) -> PrivateFile:
@@ -73,45 +75,29 @@ def remove_stale(directory: str) -> None:
     """
     with os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX):
-                try:
+            if _NAME.fullmatch(entry.name):
+                with suppress(OSError):  # its owner is alive, or another process is removing it: theirs to remove
                     _remove_if_stale(entry.path)
-                except OSError:
-                    continue  # its owner is alive, or another process is removing it: theirs to remove
 
 
 def _create(directory: str, calls: Syscalls) -> PrivateFile | None:
-    """Return a new file, or None if another process took the names for stale before the file was locked."""
-    private = tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=directory)
+    """Return a new file, or None if another process took it for stale before it was locked."""
+    path = os.path.join(directory, f"tensorstash-{secrets.token_hex(8)}.tmp")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     if sys.platform == "win32":
         flags |= os.O_BINARY | os.O_TEMPORARY | os.O_NOINHERIT
-    try:
-        fd = os.open(os.path.join(private, _NAME), flags, 0o600)
-    except FileNotFoundError:
-        return None
-    except OSError:
-        _remove_names(private)
-        raise
+    fd = os.open(path, flags, 0o600)
     if not _lock(fd) or os.fstat(fd).st_nlink == 0:
         os.close(fd)
         return None
     if calls.unlink_open:
         try:
-            _remove_names(private)
+            os.unlink(path)
         except OSError:
             pass  # network and user-space file systems may keep a name for as long as the file is open
         else:
             return PrivateFile(fd)
-    return PrivateFile(fd, private)
-
-
-def _remove_names(private: str) -> None:
-    for remove, path in ((os.unlink, os.path.join(private, _NAME)), (os.rmdir, private)):
-        try:
-            remove(path)
-        except FileNotFoundError:
-            continue  # taken for stale by another process, or deleted by the system when it was closed
+    return PrivateFile(fd, path)
 
 
 if sys.platform == "win32":
@@ -119,9 +105,8 @@ if sys.platform == "win32":
     def _lock(fd: int) -> bool:
         return True
 
-    def _remove_if_stale(private: str) -> None:
-        if not os.path.islink(private):
-            os.rmdir(private)  # fails while its file is open; the system deletes the file with the process
+    def _remove_if_stale(path: str) -> None:
+        """Leave it: the system deletes a file with the process that has it."""
 
 else:
 
@@ -135,22 +120,13 @@ else:
             pass  # the file system has no locks: then nobody can take it for stale either
         return True
 
-    def _remove_if_stale(private: str) -> None:
-        # Others may write here too, and must not choose the removed files: no links, nobody else's directories.
-        inside = os.open(private, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    def _remove_if_stale(path: str) -> None:
+        # Others may write here too, and must not choose the removed files: no links, nobody else's files.
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            if os.fstat(inside).st_uid != os.geteuid():
-                return
-            fd = os.open(_NAME, os.O_RDWR | os.O_NOFOLLOW, dir_fd=inside)
-        except FileNotFoundError:
-            os.rmdir(private)
-            return
-        else:
-            try:
+            found = os.fstat(fd)
+            if found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(_NAME, dir_fd=inside)
-            finally:
-                os.close(fd)
-            os.rmdir(private)
+                os.unlink(path)
         finally:
-            os.close(inside)
+            os.close(fd)
