@@ -77,13 +77,11 @@ OWN = {
         "swish": lambda _, f, x: f.swish(x),
         "relu in place": lambda _, f, x: f.relu_(x * x.exp()),
         "glu": lambda _, f, x: f.swiglu(x, x.exp()),
-        "cast": lambda _, f, x: x.exp().astype("float64"),
         "layer_norm of two axes": lambda of, f, x: f.layer_norm(
             x.reshape([3, 5, 8]), [5, 8], of.weight(40), of.weight(40), 1e-3
         ),
         "batch_norm, channels last": lambda of, f, x: of.batch_norm(x.reshape([3, 1, 5, 8]), data_format="NHWC"),
         "dropout": lambda _, f, x: f.dropout(x.exp(), 0.3),
-        "flattened": lambda _, f, x: f.gelu(x.reshape([3, 5, 8])).flatten(0, 1),
     },
 }
 

@@ -161,7 +161,7 @@ def test_outside_of_operators_nobody_reads_and_nothing_may_be_lost(backend):
 
 
 def test_where_the_stack_cannot_be_looked_up_nothing_may_be_lost(backend, monkeypatch):
-    monkeypatch.setattr(paddle_readers, "_stack", lambda: None)
+    monkeypatch.setattr(paddle_readers, "_process", lambda: None)
     assert told(backend, paddle.matmul, matrix()) == {(None, "exact")}
 
 

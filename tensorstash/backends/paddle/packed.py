@@ -11,7 +11,7 @@ from paddle import Tensor
 from paddle.base.framework import _current_expected_place
 
 from tensorstash.backends.paddle.layout import private_copy
-from tensorstash.backends.paddle.repairs.backward import backwards
+from tensorstash.backends.paddle.repairs.backward import backward
 from tensorstash.errors import BackendError, SavedTensorModifiedError, StashError
 
 Pack = Callable[[Tensor], Any]
@@ -70,7 +70,7 @@ def unpacked(packed: Any) -> Tensor | None:
         return restored if restored is None else with_memory(restored)
     scope, value = packed.cell_contents
     tensor: Tensor = scope.unpack(value)
-    if backwards.release:
+    if backward.release:
         del packed.cell_contents
     return tensor if tensor._is_initialized() else with_memory(tensor)
 
@@ -136,7 +136,7 @@ class Unhooked:
         if alias is None:
             raise BackendError("a saved tensor was asked for after a backward without retain_graph had released it")
         version = alias.inplace_version
-        if backwards.release:
+        if backward.release:
             self._alias = None
         if version != self._version:
             raise SavedTensorModifiedError(

@@ -101,23 +101,45 @@ _EXAMPLES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 def _site() -> tuple[str, int]:
     """Return the node that the tensor being packed is saved for, and the place in the code; empty if not known."""
-    stack = _stack()
-    if stack is None:
+    process = _process()
+    if process is None:
         return "", 0
     for depth in (_NEAR, _FAR):
-        addresses = stack.addresses(depth)
-        for address in addresses:
+        array = (ctypes.c_void_p * depth)()
+        count = process.backtrace(array, depth)
+        for address in array[:count]:
             name = _NAMED.get(address)
             if name is None:
-                name = _NAMED[address] = _node_name(stack.symbol(address))
+                name = _NAMED[address] = _node_name(_symbol(process, address))
             if name:
-                return name, address
-        if len(addresses) < depth:
+                return name, address or 0
+        if count < depth:
             break
     return "", 0
 
 
-_NAMED: dict[int, str] = {}
+@cache
+def _process() -> Any:
+    """Return the functions of the C library that look at this thread's stack; None where there are none."""
+    # PyDLL, as this takes less time than giving the interpreter's lock away and getting it back.
+    process = ctypes.PyDLL(None)
+    try:
+        process.backtrace.argtypes = (ctypes.c_void_p, ctypes.c_int)
+        process.dladdr.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    except AttributeError:  # musl has no backtrace
+        return None
+    return process
+
+
+def _symbol(process: Any, address: int | None) -> bytes:
+    """Return the mangled name of the exported function that calls from an address; empty if there is none."""
+    found = (ctypes.c_char_p * 4)()  # the file, where it begins, the name of the function, where that begins
+    # The call itself is before the address it returns to, which may be another function's already.
+    is_found = address and process.dladdr(address - 1, found)
+    return (found[2] or b"") if is_found else b""
+
+
+_NAMED: dict[int | None, str] = {}
 """The node that the code at a return address makes, by address; an empty name for code that makes none."""
 
 _MANGLED = re.compile(rb"_Z(?:N6sparse)?(\d+)")
@@ -144,49 +166,3 @@ def _node_name(symbol: bytes) -> str:
         return ""
     words = "".join(word[:1].upper() + word[1:] for word in operator.split("_"))
     return f"{words}{'Sparse' if symbol.startswith(b'_ZN6sparse') else ''}GradNode"
-
-
-class _Symbol(ctypes.Structure):
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
-
-
-class _Stack:
-    """This thread's stack, as the C library sees it.
-
-    Args:
-        backtrace: puts return addresses, innermost first, into an array; returns how many.
-        dladdr: tells the exported function that an address is in.
-    """
-
-    def __init__(self, backtrace: Any, dladdr: Any) -> None:
-        backtrace.argtypes = (ctypes.c_void_p, ctypes.c_int)
-        dladdr.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-        self._backtrace = backtrace
-        self._dladdr = dladdr
-
-    def addresses(self, depth: int) -> list[int]:
-        """Return return addresses, innermost first, at most ``depth``."""
-        array = (ctypes.c_void_p * depth)()
-        return [address or 0 for address in array[: self._backtrace(array, depth)]]
-
-    def symbol(self, address: int) -> bytes:
-        """Return the mangled name of the exported function that calls from there; empty if there is none."""
-        symbol = _Symbol()
-        # The call itself is before the address it returns to, which may be another function's already.
-        found = self._dladdr(address - 1, ctypes.byref(symbol))
-        return (symbol.name or b"") if found else b""
-
-
-@cache
-def _stack() -> _Stack | None:
-    # PyDLL, as this takes less time than giving the interpreter's lock away and getting it back.
-    process = ctypes.PyDLL(None)
-    try:
-        return _Stack(process.backtrace, process.dladdr)
-    except AttributeError:  # musl has no backtrace
-        return None

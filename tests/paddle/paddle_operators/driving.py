@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -25,11 +26,26 @@ def outcomes(job: str, cases: Iterable[Case], seconds: float | None = None) -> I
     """
     wanted = list(cases)
     until = None if seconds is None else monotonic() + seconds
-    dotted = job if "." in job else f"paddle_operators.jobs.{job}"
+    while wanted:
+        with _worker(job if "." in job else f"paddle_operators.jobs.{job}", wanted) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                case, outcome = json.loads(line)
+                del wanted[0]
+                yield Case(**case), outcome
+                if until is not None and monotonic() > until:
+                    process.kill()
+                    return
+        if wanted:
+            code = process.returncode
+            yield wanted.pop(0), {"died": signal.Signals(-code).name if code < 0 else f"exit {code}"}
+
+
+def _worker(job: str, cases: list[Case]) -> subprocess.Popen[str]:
     search = os.pathsep.join([str(HERE.parent), str(HERE.parents[2])])
     settings = {"PYTHONPATH": search, "OMP_NUM_THREADS": "1", "GLOG_minloglevel": "4", "FLAGS_call_stack_level": "0"}
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "paddle_operators.worker", dotted],
+        [sys.executable, "-W", "ignore", "-m", "paddle_operators.worker", job],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -37,20 +53,10 @@ def outcomes(job: str, cases: Iterable[Case], seconds: float | None = None) -> I
         env={**os.environ, **settings},
         cwd=HERE.parent,  # where Python looks first
     )
-    with process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("".join(json.dumps([one.row, one.layout, one.dtype]) + "\n" for one in wanted))
-        process.stdin.close()
-        told = 0
-        for line in process.stdout:
-            case, outcome = json.loads(line)
-            told += 1
-            yield Case(**case), outcome
-            if until is not None and monotonic() > until:
-                process.kill()
-                return
-    assert told == len(wanted), f"the workers ended after {told} of {len(wanted)} cases: {process.returncode}"
+    assert process.stdin is not None
+    with process.stdin as given:
+        given.write("".join(json.dumps([one.row, one.layout, one.dtype]) + "\n" for one in cases))
+    return process
 
 
 def sampled(cases: Iterable[Case], seed: int) -> list[Case]:

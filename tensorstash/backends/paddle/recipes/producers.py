@@ -1,29 +1,51 @@
-"""Producers of saved tensors, and their recipes: the ability of the Paddle backend that recipes need."""
+"""Producers of saved tensors, and their recipes, found in the graph of Paddle while a tensor is packed.
+
+A node of Paddle shows its name, its address and the nodes before it, but neither its saved tensors nor anything that it
+could carry for others. So the handles of its operands are those that were noted for the nodes before it, by address.
+An address says something only as long as its node lives. That is so while a handle is held by a reader that has an edge
+to the node; where another reader gets one, all that was noted until then counts no more.
+"""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import paddle
 from paddle import Tensor
 from paddle.base import core
 
-from tensorstash.abilities.recipes import Recipe
+from tensorstash.abilities.recipes import Leaf, Recipe
 from tensorstash.backends.paddle.eligibility import Parameters
 from tensorstash.backends.paddle.layout import dtype_name, elements, rebuilt, spec_of
-from tensorstash.backends.paddle.nodes import kind_of, node_of
+from tensorstash.backends.paddle.nodes import ACCUMULATION, kind_of, node_of
 from tensorstash.backends.paddle.readers import reader
 from tensorstash.backends.paddle.recipes.rules import OUTPUTS, READERS, RULES, Rule, is_first
-from tensorstash.backends.paddle.recipes.search import MASK, Note, Search
 from tensorstash.backends.paddle.recipes.settings import Settings
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
-from tensorstash.backends.search import NoRecipe, run_again
+from tensorstash.backends.search import NoRecipe, Search, run_again
 from tensorstash.host.arrays import as_bytes, borrowed, few_bytes
 from tensorstash.host.checksum import checksum
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
 _REMEMBERED = 65536
+
+_MASK = "mask"
+
+
+class _Note(NamedTuple):
+    """The handle of an output of a node.
+
+    Args:
+        handle: a weak reference.
+        shape: of the output.
+        dtype: of the output.
+    """
+
+    handle: ref[Any]
+    shape: tuple[int, ...]
+    dtype: Any
 
 
 class Producers:
@@ -49,7 +71,7 @@ class Producers:
         self._rules = {**RULES, **{rule.node: rule for rule in rules}}
         self._parameters = parameters
         self._settings = settings
-        self._notes: dict[Hashable, Note] = {}
+        self._notes: dict[Hashable, _Note] = {}
 
     @property
     def lacks(self) -> str:
@@ -70,7 +92,7 @@ class Producers:
             return
         if len(self._notes) >= _REMEMBERED:
             self._notes = {key: note for key, note in list(self._notes.items()) if note.handle() is not None}
-        self._notes[key] = Note(ref(handle), tuple(tensor.shape), tensor.dtype)
+        self._notes[key] = _Note(ref(handle), tuple(tensor.shape), tensor.dtype)
 
     def noted(self, tensor: Tensor, spec: TensorSpec, /) -> Any:
         node = None if tensor.is_leaf else node_of(tensor)
@@ -97,12 +119,11 @@ class Producers:
             return "made outside of the graph"
         if not self._is_first(node, tensor):
             return f"a statistic of {name}"
-        search = Search(self._notes, self._parameters, self._settings(), self._rules, ops, depth)
+        search = _Search(self._notes, self._parameters, self._settings(), self._rules, ops, depth)
         try:
-            recipe = search.recipe(search.made(node, tensor))
+            return search.recipe(search.output(node, is_root=True))
         except NoRecipe as reason:
             return str(reason)
-        return recipe if recipe.depth else "a view"
 
     def narrowed(self, tensor: Tensor, spec: TensorSpec, /) -> tuple[Recipe, Tensor] | None:
         """Return None: the graph of Paddle does not show the source of a cast."""
@@ -159,7 +180,8 @@ class Producers:
             return paddle.assign(tensor).detach()
 
     def random_state(self, tensor: Tensor, /) -> "_RandomState":
-        return _RandomState(core.default_cpu_generator().get_state())
+        state = core.default_cpu_generator().get_state()
+        return _RandomState(tuple(word for word in str(state).split() if not word.startswith("0x")), state)
 
     def set_random_state(self, tensor: Tensor, state: "_RandomState", /) -> None:
         core.default_cpu_generator().set_state(state.state)
@@ -168,32 +190,91 @@ class Producers:
         """Return the name of an output of a node among notes; None for one that no recipe can ask for."""
         kind = kind_of(node)
         if not self._is_first(node, tensor):
-            return (node.node_ptr(), MASK) if kind in RULES and RULES[kind].mask else None
+            return (node.node_ptr(), _MASK) if kind in RULES and RULES[kind].mask else None
         return node.node_ptr() if kind in OUTPUTS else None
 
     def _is_first(self, node: Any, tensor: Tensor) -> bool:
         return is_first(kind_of(node), self._settings().get(node.node_ptr()), tensor)
 
 
+class _Search(Search):
+    """Follows the graph back from one tensor.
+
+    Args:
+        notes: the handles of nodes' outputs, by address.
+        parameters: of the process.
+        settings: that operations ran with, by the address of the node.
+        rules: by the name of the node.
+        ops: names of the rules that may be used; None for all.
+        depth: most operations one after the other.
+    """
+
+    __slots__ = ("_notes", "_parameters", "_settings")
+
+    def __init__(
+        self,
+        notes: Mapping[Hashable, _Note],
+        parameters: Parameters,
+        settings: Mapping[int, Settings],
+        rules: Mapping[str, Rule],
+        ops: frozenset[str] | None,
+        depth: int,
+    ) -> None:
+        super().__init__(rules, ops, depth)
+        self._notes = notes
+        self._parameters = parameters
+        self._settings = settings
+
+    def output(self, node: Any, *, is_root: bool = False) -> tuple[Any, int]:
+        """Return how the first output of a node is made again, and in how many operations.
+
+        Raises:
+            NoRecipe: it cannot be made again.
+        """
+        if node is None:
+            raise NoRecipe("an operand that the graph does not know")
+        address = node.node_ptr()
+        if not is_root and (found := self._noted(address)) is not None:
+            return found, 0
+        kind = kind_of(node)
+        if kind == ACCUMULATION:
+            leaf = self._parameters.leaf_of(node)
+            if leaf is None:
+                raise NoRecipe("a leaf that is no parameter")
+            return self.input(Leaf(leaf)), 0
+        rule = self.rule(kind)
+        settings = self._settings.get(address) if rule.has_settings else ()
+        if settings is None:
+            raise NoRecipe(f"{kind} does not tell its settings")
+        before = node.next_functions
+        if len(before) != rule.operands:
+            raise NoRecipe(f"{kind} with other operands than those of the rule")
+        operands = [self.output(each) for each in before]
+        if rule.mask:
+            mask = self._noted((address, _MASK))
+            if mask is None:
+                raise NoRecipe("a mask that is not saved")
+            self.own.append(mask)
+            operands.append((mask, 0))
+        return self.call(rule, settings, operands)
+
+    def _noted(self, key: Hashable) -> int | None:
+        noted = self._notes.get(key)
+        handle = None if noted is None else noted.handle()
+        return None if handle is None else self.input(handle)
+
+
+@dataclass(frozen=True, slots=True)
 class _RandomState:
     """The state of the host's generator, which Paddle compares by identity alone; equal if it goes on in the same way.
 
     Args:
+        text: of the state, but for the address of the engine, of which each has a copy of its own.
         state: as the generator returns it.
     """
 
-    __slots__ = ("_text", "state")
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
-        # All but the address of the engine, of which each has a copy of its own.
-        self._text = tuple(word for word in str(state).split() if not word.startswith("0x"))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _RandomState) and self._text == other._text
-
-    def __hash__(self) -> int:
-        return hash(self._text)
+    text: tuple[str, ...]
+    state: Any = field(compare=False)
 
 
 def _laid_out(made: Tensor, values: Sequence[Tensor], spec: TensorSpec) -> Tensor:

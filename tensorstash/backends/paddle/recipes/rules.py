@@ -3,17 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import paddle
 from paddle import Tensor
 from paddle.nn import functional as F  # noqa: N812
-
-Like = Literal["same", "type", "free"]
-"""Properties that an operand shares with the output: shape and element type, the element type alone, nothing.
-
-The graph of Paddle shows neither on the way, and a reshape, or a cast, has to be told."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,23 +18,20 @@ class Rule:
     Args:
         name: in :class:`~tensorstash.policies.recompute.Recompute`.
         node: the name of the node that the operation leaves in the graph.
-        operands: in the order of the node's edges; all of them have to be known.
+        operands: number of the node's edges; what is behind each has to be known.
         run: takes the settings by position, then the operands, and returns one output in fresh memory.
         has_settings: whether the operation has settings, which :mod:`tensorstash.backends.paddle.recipes.settings`
             notes.
         mask: whether the last operand is a mask that the operation itself has made and saved.
-        is_cast: whether ``run`` takes an element type before the operand, which is the output's.
-        is_view: whether all it does is give the elements another shape, and ``run`` takes that before the operand.
     """
 
     name: str
     node: str
-    operands: tuple[Like, ...]
+    operands: int
     run: Callable[..., Tensor]
     has_settings: bool = False
     mask: bool = False
-    is_cast: bool = False
-    is_view: bool = False
+    is_view: ClassVar[bool] = False
 
 
 _operators: Any = paddle._C_ops  # its stubs say otherwise than it is
@@ -78,40 +70,36 @@ _BATCH_NORM = "BatchNormGradNode"
 _DROPOUT = "DropoutGradNode"
 
 _RULES = (
-    Rule("mul", "MultiplyGradNode", ("type", "type"), paddle.multiply),
-    Rule("add", "AddGradNode", ("type", "type"), paddle.add),
-    Rule("sub", "SubtractGradNode", ("type", "type"), paddle.subtract),
-    Rule("div", "DivideGradNode", ("type", "type"), paddle.divide),
-    Rule("rsqrt", "RsqrtGradNode", ("same",), paddle.rsqrt),
-    Rule("cast", "CastGradNode", ("free",), lambda dtype, x: paddle.cast(x, dtype), is_cast=True),
-    Rule("clone", "AssignGradNode", ("same",), paddle.assign),
-    Rule("relu", "ReluGradNode", ("same",), F.relu),
-    Rule("tanh", "TanhGradNode", ("same",), paddle.tanh),
-    Rule("sigmoid", "SigmoidGradNode", ("same",), F.sigmoid),
-    Rule("silu", "SiluGradNode", ("same",), F.silu),
-    Rule("silu", "SwishGradNode", ("same",), F.swish),
-    Rule("glu", "SwigluGradNode", ("same", "same"), _operators.swiglu),
-    Rule("gelu", "GeluGradNode", ("same",), lambda approximate, x: F.gelu(x, approximate), has_settings=True),
+    Rule("mul", "MultiplyGradNode", 2, paddle.multiply),
+    Rule("add", "AddGradNode", 2, paddle.add),
+    Rule("sub", "SubtractGradNode", 2, paddle.subtract),
+    Rule("div", "DivideGradNode", 2, paddle.divide),
+    Rule("rsqrt", "RsqrtGradNode", 1, paddle.rsqrt),
+    Rule("clone", "AssignGradNode", 1, paddle.assign),
+    Rule("relu", "ReluGradNode", 1, F.relu),
+    Rule("tanh", "TanhGradNode", 1, paddle.tanh),
+    Rule("sigmoid", "SigmoidGradNode", 1, F.sigmoid),
+    Rule("silu", "SiluGradNode", 1, F.silu),
+    Rule("silu", "SwishGradNode", 1, F.swish),
+    Rule("glu", "SwigluGradNode", 2, _operators.swiglu),
+    Rule("gelu", "GeluGradNode", 1, lambda approximate, x: F.gelu(x, approximate), has_settings=True),
     Rule(
         "layer_norm",
         _LAYER_NORM,
-        ("free", "free", "free"),
+        3,
         lambda eps, axis, x, weight, bias: F.layer_norm(x, x.shape[axis:], weight, bias, eps),
         has_settings=True,
     ),
-    Rule("batch_norm", _BATCH_NORM, ("free", "free", "free"), _batch_norm, has_settings=True),
-    Rule("dropout", _DROPOUT, ("same",), _dropout, has_settings=True, mask=True),
-    *(
-        Rule("view", node, ("type",), lambda shape, x: paddle.reshape(x, list(shape)), is_view=True)
-        for node in ("ReshapeGradNode", "FlattenGradNode", "SqueezeGradNode", "UnsqueezeGradNode")
-    ),
+    Rule("batch_norm", _BATCH_NORM, 3, _batch_norm, has_settings=True),
+    Rule("dropout", _DROPOUT, 1, _dropout, has_settings=True, mask=True),
 )
 
 RULES: Mapping[str, Rule] = MappingProxyType({rule.node: rule for rule in _RULES})
 """By the name of the node. Without a row:
 
 a product with a number, whose node does not keep the addend; a power, whose node keeps whole numbers otherwise;
-normalization in evaluation, whose statistics the graph does not tell.
+a cast and a view, whose nodes show neither type nor shape; normalization in evaluation, whose statistics the graph does
+not tell.
 """
 
 

@@ -16,19 +16,16 @@ from paddle.base.framework import _dygraph_tracer
 from tensorstash.host.blocks import Block
 
 
-class _Backwards(threading.local):
-    """Whether this thread unpacks a tensor for the last time: not in a backward that keeps its graph."""
+class _Backward(threading.local):
+    """State of this thread's backward."""
 
     release: bool = True
+    """Whether it unpacks a tensor for the last time: not in a backward that keeps its graph."""
+    error: BaseException | None = None
+    """The last exception of a hook that C++ has not given back yet."""
 
 
-backwards = _Backwards()
-
-
-def is_recording() -> bool:
-    """Whether this thread records gradients."""
-    recording: bool = _dygraph_tracer()._has_grad  # type: ignore[no-untyped-call]
-    return recording
+backward = _Backward()
 
 
 class Unrecorded(Block):
@@ -49,19 +46,9 @@ class Unrecorded(Block):
     undo = finish = leave
 
 
-class _Run(threading.local):
-    """State of this thread's backward."""
-
-    error: BaseException | None = None
-    """The last exception of a hook that C++ has not given back yet."""
-
-
-_this = _Run()
-
-
 def hook_failed(error: BaseException) -> None:
     """Remember a hook's exception, for :func:`raise_original`."""
-    _this.error = error
+    backward.error = error
 
 
 def raise_original(error: BaseException | None) -> None:
@@ -69,7 +56,7 @@ def raise_original(error: BaseException | None) -> None:
 
     Return if ``error`` was not made from one. Either way the hook's exception is forgotten.
     """
-    original, _this.error = _this.error, None
+    original, backward.error = backward.error, None
     if original is None or not _is_made_from(error, original):
         return
     context = original.__context__
@@ -91,17 +78,17 @@ def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Call
     def run(*args: Any, **kwargs: Any) -> Any:
         tracer = _dygraph_tracer()  # type: ignore[no-untyped-call]
         recording = tracer._has_grad
-        outer, _this.error = _this.error, None
-        outer_release = backwards.release
-        backwards.release = not retains(*args, **kwargs)
+        outer, backward.error = backward.error, None
+        outer_release = backward.release
+        backward.release = not retains(*args, **kwargs)
         try:
             return original(*args, **kwargs)
         except BaseException as error:
             raise_original(error)
             raise
         finally:
-            backwards.release = outer_release
-            _this.error = outer
+            backward.release = outer_release
+            backward.error = outer
             tracer._has_grad = recording  # an exception on the way through C++ leaves it off
 
     return run
