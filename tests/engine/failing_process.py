@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Literal
 from unittest import mock
 
+from inside import teams
 from planted_faults import Plant, Site
 
 from tensorstash.host.workers import Workers
@@ -22,7 +23,7 @@ Role = Literal["writer", "reader"]
 
 def workers(site: Site, role: Role) -> Workers:
     assert site.session is not None
-    return site.session._sender.writers if role == "writer" else site.session._state.prefetcher.readers
+    return teams(site.session)[role == "reader"]
 
 
 def killed(role: Role) -> Plant:

@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
+from inside import ahead, in_flight, session_of
 
 import tensorstash as ts
 from tensorstash.host.arrays import Array
@@ -78,10 +79,10 @@ def step(lab: Lab, leaf: Any, stash: ts.Stash | None) -> Array:
 
 def left(stash: ts.Stash) -> list[str]:
     """Return what is still held."""
-    session = stash._session
+    session = session_of(stash)
     held = {
-        "in flight": session._sender.in_flight.used,
-        "read ahead": session._state.prefetcher.budget.used,
+        "in flight": in_flight(session).used,
+        "read ahead": ahead(session).used,
         "counted as live": stash.stats().live.nbytes,
     }
     held |= {f"in {config}": store.used_bytes for config, store in session._places.stores.items()}
@@ -95,7 +96,7 @@ def faults(stash: ts.Stash, lab: Lab, leaf: Array, expected: Array) -> list[str]
         return ["a step without hooks is wrong"]
     found = ["hooks are left"] if stash.stats().seen.tensors != seen else []
     gc.collect()
-    stash._session.drain()
+    stash.drain()
     # What a caller has been asked for, and nobody waits for any more, comes to its end on its own.
     pause, deadline = threading.Event(), monotonic() + 20
     while left(stash) and monotonic() < deadline:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gates import Gated
-from timeouts import set_timeout, settle
+from inside import in_flight, set_timeout, settle
 
 import tensorstash as ts
 import tensorstash.reference as ref
@@ -81,7 +81,7 @@ def test_bytes_in_flight_come_back_when_launching_a_capture_raises(monkeypatch):
     with pytest.raises(StoreError, match="planted") as caught, stash:
         (x * 1.0).exp()
     assert caught.value.__traceback__ is not None, "what holds every frame there was"
-    assert stash._session._sender.in_flight.used == 0
+    assert in_flight(stash).used == 0
     monkeypatch.undo()
     del caught
     with stash:
@@ -110,7 +110,7 @@ def test_a_call_that_never_returns_is_given_up_and_the_next_steps_work_meanwhile
     x = leaf()
     with pytest.raises(StoreError, match=r"Gated.*0\.05 seconds"), stash:
         (x * 1.0).exp().exp()
-    set_timeout(stash._session, 60)
+    set_timeout(stash, 60)
     for _ in range(3):
         x.grad = None
         with stash as session:
@@ -121,7 +121,7 @@ def test_a_call_that_never_returns_is_given_up_and_the_next_steps_work_meanwhile
     assert store.get_count > 0
     del y
     gate.puts.set()
-    settle(session._session)
+    settle(session)
     assert gate.slots == 0
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inside import ahead, session_of
 from planted_faults import Faulty
 from schedules import TellingBudget
 
@@ -66,7 +67,7 @@ def test_a_full_budget_a_blocked_writer_and_an_unpack_inside_the_forward_do_not_
     limits = ts.Limits(in_flight=10 * nbytes, ahead=nbytes, timeout_s=60)
     stash = ts.stash(StoreIn(store), framework=framework, min_bytes=0, limits=limits)
     gate = threading.Event()
-    budget = stash._session._sender.in_flight = TellingBudget(10 * nbytes, gate)
+    budget = session_of(stash)._sender.in_flight = TellingBudget(10 * nbytes, gate)
     asked_meanwhile = []
 
     def put(call, data):
@@ -100,7 +101,7 @@ def test_a_backward_inside_a_backward_gets_on_while_a_reader_is_blocked_and_its_
 
     def differentiate_inner(saved) -> None:
         assert reading.wait(60), "the reader has nothing to do"
-        assert stash._session._state.prefetcher.budget.used == nbytes, "the budget of the reader is not full"
+        assert ahead(stash).used == nbytes, "the budget of the reader is not full"
         lab.backward(inner_loss)
         gate.set()
 
@@ -121,7 +122,7 @@ def test_a_backward_inside_a_backward_gets_on_while_a_reader_is_blocked_and_its_
     lab.backward(lab.sum(lab.tanh(chain(plain_outer))))
     assert np.array_equal(lab.gradient(inner_leaf), lab.gradient(plain_inner))
     assert np.array_equal(lab.gradient(outer_leaf), lab.gradient(plain_outer))
-    assert session._session._state.prefetcher.budget.peak <= nbytes
+    assert ahead(session).peak <= nbytes
 
 
 @pytest.mark.parametrize("in_flight", [0, 10**6])
@@ -178,9 +179,9 @@ def test_what_only_goes_forward_is_not_remembered(framework, entries):
                     x = lab.tanh(lab.mul(x, x))
 
     def known():
-        stash._session.drain()
+        stash.drain()
         gc.collect()
-        saved, ledger = stash._session._stretch, stash._session._state.ledger
+        saved, ledger = session_of(stash)._stretch, session_of(stash)._state.ledger
         return max(map(len, (saved.known, saved._contents, saved._order, saved._places, ledger._entries)))
 
     with stash if entries == "one" else nullcontext():

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fault_matrix import CELLS, FAULTS, LIMITS, SHAPE, STORES, Cell, exists
+from inside import ahead, in_flight, session_of, set_timeout, settle
 from planted_faults import Faulty, Site
-from timeouts import set_timeout, settle
 
 import tensorstash as ts
 from tensorstash.errors import StashError, StoreError
@@ -47,8 +47,8 @@ def step(lab: Lab, shape: tuple[int, int], stash: ts.Stash | None = None, timeou
             x = lab.tanh(x)
         loss = lab.sum(lab.mul(x, x))
     if stash is not None:
-        settle(stash._session)
-        set_timeout(stash._session, timeout_s)
+        settle(stash)
+        set_timeout(stash, timeout_s)
     lab.backward(loss)
     return lab.gradient(leaf)
 
@@ -65,12 +65,12 @@ def descriptors() -> int:
 def assert_nothing_is_held(stash: ts.Stash, store: Faulty, lab: Lab) -> None:
     # PyTorch's queue of this thread holds what a failed backward left in it until the next backward.
     step(lab, (1, 1))
-    session = stash._session
+    session = session_of(stash)
     set_timeout(session, 60)
     settle(session)
     assert stash.stats().live.tensors == 0
     assert store.used_bytes == 0
-    assert (session._sender.in_flight.used, session._state.prefetcher.budget.used) == (0, 0)
+    assert (in_flight(session).used, ahead(session).used) == (0, 0)
 
 
 def run(cell: Cell, first: Path, last: Path) -> None:
@@ -93,8 +93,8 @@ def run(cell: Cell, first: Path, last: Path) -> None:
     else:
         under_test = stash()
         if fault.hangs == "put":
-            set_timeout(under_test._session, fault.timeout_s)
-        with fault.plant(Site(store, last, under_test._session)):
+            set_timeout(under_test, fault.timeout_s)
+        with fault.plant(Site(store, last, session_of(under_test))):
             if fault.ends is None:
                 assert np.array_equal(step(lab, SHAPE, under_test), right)
             else:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gates import Gated
+from inside import in_flight, session_of
 
 import tensorstash as ts
 from tensorstash.errors import StoreError
@@ -104,17 +105,17 @@ def test_a_child_waits_for_no_bytes_that_only_threads_of_the_parent_would_give_b
     expected = gradient(lab, None)
     gate.puts.clear()
     leaf, loss = graph(lab, stash)
-    session = stash._session
+    session = session_of(stash)
     if framework == "torch":
         session._start(session._residency.clear())
     gate.arrived.acquire()  # a writer is inside put
-    assert session._sender.in_flight.used > 0
+    assert in_flight(session).used > 0
 
     def child():
         for _ in range(3):
             assert np.array_equal(gradient(lab, stash), expected)
         session.drain()
-        assert session._sender.in_flight.used == 0
+        assert in_flight(session).used == 0
         lab.backward(loss)  # what was in flight has never left
         assert np.array_equal(lab.gradient(leaf), expected)
 
@@ -132,7 +133,7 @@ def test_a_child_trains_whatever_locks_were_held_at_the_fork(framework, policy, 
     stash = ts.stash(POLICIES[policy](str(tmp_path)), framework=framework, min_bytes=0)
     expected = [gradient(lab, stash, seed) for seed in (0, 0, 1)]
     loss = graph(lab, stash)[1]
-    stash._session.drain()
+    stash.drain()
     locks = [lock for thing in list(forks._LIVE) if isinstance(lock := getattr(thing, "_lock", None), _LOCK)]
     assert len(locks) >= 6
     for lock in locks:
@@ -162,7 +163,7 @@ def test_a_graph_of_the_parent_is_walked_in_the_child_or_refused_at_once(framewo
     gradient(lab, stash)
     expected = gradient(lab, stash)
     leaf, loss = graph(lab, stash)
-    stash._session.drain()
+    stash.drain()
 
     def child():
         if "disk" not in policy:

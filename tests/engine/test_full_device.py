@@ -1,6 +1,7 @@
 """Copies back to a device that has no memory left."""
 
 import pytest
+from inside import session_of
 
 import tensorstash as ts
 import tensorstash.reference as ref
@@ -8,7 +9,7 @@ import tensorstash.reference as ref
 
 def step(session, monkeypatch, refusals):
     """Train one step; refuse the next allocations for copies back, and return how many were asked for."""
-    streams = session._session.backend.streams
+    streams = session_of(session).backend.streams
     asked, empty = [], type(streams).empty
 
     def refusing(self, spec):
@@ -46,7 +47,7 @@ def test_after_a_refusal_nothing_is_read_ahead_until_the_next_step(session, monk
     for _ in range(3):
         step(session, monkeypatch, refusals=0)
     step(session, monkeypatch, refusals=1)
-    transfers = session._session._transfers
+    transfers = session_of(session)._transfers
     assert transfers.near(1) is None
     assert not transfers.has_room(1)
     step(session, monkeypatch, refusals=0)

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 from gates import Gated
-from timeouts import set_timeout
+from inside import ahead, in_flight, session_of, set_timeout
 
 import tensorstash as ts
 import tensorstash.reference as ref
@@ -63,9 +63,9 @@ def test_on_a_device_what_no_operation_made_is_another_content_each_time(policy)
     buffer = ref.tensor(VALUES, device="sim:0")
     stash = ts.stash(policy, framework="reference", min_bytes=0)
     with stash:
-        before = stash._session.pack(buffer)
+        before = session_of(stash).pack(buffer)
         ReferenceLab().write_unversioned(buffer, 7.0)
-        after = stash._session.pack(buffer)
+        after = session_of(stash).pack(buffer)
     assert np.array_equal(before().to("cpu").numpy(), VALUES)
     assert np.array_equal(after().to("cpu").numpy(), np.full_like(VALUES, 7))
 
@@ -107,7 +107,7 @@ def test_who_needs_a_content_second_does_not_see_what_a_kernel_wrote_into_the_fi
     tensor = paddle.to_tensor(VALUES, stop_gradient=False) * 1.0
     stash = ts.stash("disk_spill", framework="paddle", min_bytes=0)
     with stash as session:
-        handles = [stash._session.pack(tensor) for _ in range(2)]
+        handles = [session_of(stash).pack(tensor) for _ in range(2)]
     del tensor
     session.drain()
     first = handles[0]()
@@ -119,7 +119,7 @@ def test_who_needs_a_content_second_does_not_see_what_a_kernel_wrote_into_the_fi
 def test_who_needs_a_content_second_does_not_see_what_was_written_into_the_first():
     stash, tensor = behind(Gated(), in_flight=0), made()
     with stash as session:
-        handles = [stash._session.pack(tensor) for _ in range(3)]
+        handles = [session_of(stash).pack(tensor) for _ in range(3)]
     session.drain()
     first = handles[0]()
     with ref.no_grad():
@@ -134,7 +134,7 @@ def test_a_change_between_two_requests_for_one_content_is_refused():
     gate = Gated()
     stash, tensor = behind(gate, in_flight=0), made()
     with stash:
-        handles = [stash._session.pack(tensor) for _ in range(2)]
+        handles = [session_of(stash).pack(tensor) for _ in range(2)]
     handles[0]()
     with ref.no_grad():
         tensor.mul_(2.0)
@@ -157,7 +157,7 @@ def test_a_change_while_the_source_is_copied_is_refused(monkeypatch):
         return copy(route, *source_and_layouts)
 
     with stash as session:
-        handle = stash._session.pack(tensor)
+        handle = session_of(stash).pack(tensor)
     monkeypatch.setattr(HostPlace, "copy", changed_meanwhile)
     with pytest.raises(SavedTensorModifiedError, match="at version 1; expected version 0"):
         handle()
@@ -166,9 +166,9 @@ def test_a_change_while_the_source_is_copied_is_refused(monkeypatch):
 def test_what_could_not_be_read_ahead_counts_no_longer(monkeypatch):
     gate = Gated()
     stash, tensor = behind(gate, ahead="1MiB", in_flight=0), made()
-    budget = stash._session._state.prefetcher.budget
+    budget = ahead(stash)
     with stash:
-        handle = stash._session.pack(tensor)
+        handle = session_of(stash).pack(tensor)
     store = gate.opened[0]
 
     def fail(slot):
@@ -186,9 +186,9 @@ def test_what_could_not_be_read_ahead_counts_no_longer(monkeypatch):
 
 def test_what_was_read_ahead_counts_until_it_is_handed_out():
     stash, tensor = behind(Gated(), ahead="1MiB", in_flight=0), made()
-    prefetcher = stash._session._state.prefetcher
+    prefetcher = session_of(stash)._state.prefetcher
     with stash:
-        handle = stash._session.pack(tensor)
+        handle = session_of(stash).pack(tensor)
     assert handle.content.prefetch()
     assert prefetcher.budget.used == VALUES.nbytes
     assert np.array_equal(handle().numpy(), VALUES)
@@ -200,11 +200,11 @@ def test_what_stays_on_its_device_is_not_held_for_who_asks_next(monkeypatch):
     tensor = ref.tensor(VALUES, device="sim:0", requires_grad=True) * 1.0
     stash = ts.stash("quantize:bits=8", framework="reference", min_bytes=0)
     with stash as session:
-        handles = [stash._session.pack(tensor) for _ in range(2)]
+        handles = [session_of(stash).pack(tensor) for _ in range(2)]
     session.drain()
     del tensor
     handles[0]()
-    assert stash._session._state.prefetcher.budget.used == 0
+    assert ahead(stash).used == 0
     assert np.allclose(handles[1]().to("cpu").numpy(), VALUES, atol=0.01)
 
 
@@ -219,7 +219,7 @@ def test_only_what_may_pass_is_tried_again(number, attempts, monkeypatch):
 
     monkeypatch.setattr(gate.opened[0], "put", fail)
     with pytest.raises(StoreError, match="planted"), stash:
-        stash._session.pack(tensor)()
+        session_of(stash).pack(tensor)()
     assert tried == [VALUES.nbytes] * attempts
 
 
@@ -227,8 +227,8 @@ def test_no_more_kinds_of_tensors_are_remembered_than_a_few(monkeypatch):
     monkeypatch.setattr(places, "_REMEMBERED", 8)
     stash = behind(Gated())
     with stash:
-        handles = [stash._session.pack(ref.tensor(VALUES[:size], requires_grad=True) * 1.0) for size in range(1, 30)]
-    assert len(stash._session._places._remembered) <= 8
+        handles = [session_of(stash).pack(ref.tensor(VALUES[:size], requires_grad=True) * 1.0) for size in range(1, 30)]
+    assert len(session_of(stash)._places._remembered) <= 8
     assert all(handle().shape == (size,) for size, handle in enumerate(handles, 1))
 
 
@@ -237,13 +237,13 @@ def test_what_drain_gave_up_is_not_waited_for_again():
     gate.puts.clear()
     stash, tensor = behind(gate, in_flight="1MiB"), made()
     with stash as session:
-        handle = stash._session.pack(tensor)
+        handle = session_of(stash).pack(tensor)
     gate.arrived.acquire()
-    set_timeout(stash._session, 0.05)
+    set_timeout(stash, 0.05)
     with pytest.raises(StoreError, match=r"200 bytes are still on their way after 0\.05 seconds"):
         session.drain()
-    assert stash._session._sender.in_flight.used == 0
-    set_timeout(stash._session, 60)
+    assert in_flight(stash).used == 0
+    set_timeout(stash, 60)
     session.drain()
     gate.puts.set()
     del handle

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from gates import Gated
+from inside import ahead, session_of
 
 import tensorstash as ts
 import tensorstash.reference as ref
@@ -87,12 +88,12 @@ def test_what_only_has_to_be_decoded_does_not_wait_decoded_for_long(monkeypatch,
         loss.backward()
     assert sum(stored.tensors for stored in stash.stats().stored.values()) >= 3 * DEPTH
     # With the one that is being asked for.
-    assert stash._session._state.prefetcher.budget.peak == most
+    assert ahead(stash).peak == most
 
 
 def test_the_order_of_the_last_backward_is_learned_for_each_shape_of_program():
     _, _, stash = run(ts.Limits(), steps=6, depths=(DEPTH, 5))
-    orders = stash._session._state.prefetcher._orders
+    orders = session_of(stash)._state.prefetcher._orders
     lengths = sorted(len(order) for order in orders.values())
     assert len(lengths) == 2
     assert lengths[0] < lengths[1]
@@ -128,7 +129,7 @@ def test_a_content_with_two_users_is_read_once():
     loss.backward()
     assert stash.stats().deduplicated.tensors >= 1
     assert gate.opened[0].get_count == gate.opened[0].put_count
-    assert stash._session._state.prefetcher.budget.used == 0
+    assert ahead(stash).used == 0
 
 
 class Known:

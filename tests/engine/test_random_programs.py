@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inside import ahead, in_flight, session_of, settle
 from planted_faults import Faulty
 from random_programs import LOSSLESS, RECOMPUTING, Forward, limits, programs
 from schedules import Auditor, TellingBudget, budgeted
-from timeouts import settle
 
 import tensorstash as ts
 from tensorstash.abilities import SupportsGraph
@@ -59,10 +59,10 @@ def gradient(lab, device, program, scope=contextlib.nullcontext, **rewriting):
 
 
 def assert_nothing_is_held(stash):
-    session = stash._session
+    session = session_of(stash)
     settle(session)
     assert stash.stats().live.tensors == 0
-    assert session._sender.in_flight.used == session._state.prefetcher.budget.used == 0
+    assert in_flight(session).used == ahead(session).used == 0
 
 
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.name)
@@ -175,7 +175,7 @@ class TestRandomPrograms:
         store.board.plant("put", auditor.put)
         policy = ts.Compress(min_ratio=1) | StoreIn(store) if compresses else StoreIn(store)
         stash = ts.stash(policy, framework=lab.name, min_bytes=0, limits=limits)
-        session = stash._session
+        session = session_of(stash)
         session._sender.in_flight = TellingBudget(limits.in_flight_bytes, auditor.gate)
         outcomes = []
 
@@ -203,8 +203,8 @@ class TestRandomPrograms:
         # Frameworks hold what a failed call left in them until the next backward.
         gradient(lab, "cpu", program)
         assert_nothing_is_held(stash)
-        assert session._sender.in_flight.peak <= limits.in_flight_bytes
-        assert session._state.prefetcher.budget.peak <= limits.ahead_bytes
+        assert in_flight(session).peak <= limits.in_flight_bytes
+        assert ahead(session).peak <= limits.ahead_bytes
         assert store.used_bytes == 0
         assert auditor.excess == []
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from inside import session_of
 
 import tensorstash as ts
 from tensorstash.backends.torch.backend import TorchBackend
@@ -13,7 +14,7 @@ def saved(policy):
     """Return a stash, and the handles of three layouts of one memory, of which nobody has a tensor any more."""
     with ts.stash(policy, framework="torch", min_bytes=0, limits=LIMITS) as session:
         tensor = dense()
-        handles = [session._session.pack(view) for view in (tensor, tensor.transpose(0, 1), tensor.view(-1))]
+        handles = [session_of(session).pack(view) for view in (tensor, tensor.transpose(0, 1), tensor.view(-1))]
         del tensor
     session.drain()
     return session, handles
@@ -30,7 +31,7 @@ def storages(tensors):
 @pytest.mark.parametrize("policy", ["compress", "disk_spill"])
 def test_all_layouts_of_a_memory_come_back_in_one(policy):
     session, handles = saved(policy)
-    back = [session._session.unpack(handle) for handle in handles]
+    back = [session_of(session).unpack(handle) for handle in handles]
     for tensor, view in zip(back, (dense(), dense().transpose(0, 1), dense().view(-1)), strict=True):
         assert torch.equal(tensor, view)
         assert tensor.stride() == view.stride()
@@ -78,10 +79,10 @@ def test_where_backward_writes_each_has_memory_of_its_own(policy, monkeypatch):
     monkeypatch.setattr(TorchBackend, "backward_writes", True)
     with ts.stash(policy, framework="torch", min_bytes=0, limits=LIMITS) as session:
         tensor = dense()
-        handles = [session._session.pack(tensor) for _ in range(2)]
+        handles = [session_of(session).pack(tensor) for _ in range(2)]
         del tensor
     session.drain()
-    back = [session._session.unpack(handle) for handle in handles]
+    back = [session_of(session).unpack(handle) for handle in handles]
     assert torch.equal(*back)
     assert len(storages(back)) == 2
 
@@ -89,10 +90,10 @@ def test_where_backward_writes_each_has_memory_of_its_own(policy, monkeypatch):
 def test_parts_with_lazy_flags_are_copied_and_have_them():
     with ts.stash("compress", framework="torch", min_bytes=0, limits=LIMITS) as session:
         tensor = torch.complex(dense(), dense())
-        handles = [session._session.pack(view) for view in (tensor, tensor.conj())]
+        handles = [session_of(session).pack(view) for view in (tensor, tensor.conj())]
         del tensor
     session.drain()
-    plain, conjugate = (session._session.unpack(handle) for handle in handles)
+    plain, conjugate = (session_of(session).unpack(handle) for handle in handles)
     assert conjugate.is_conj()
     assert torch.equal(plain.conj(), conjugate)
     assert len(storages([plain, conjugate])) == 2

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from gates import Gated
+from inside import ahead, in_flight, session_of
 
 import tensorstash as ts
 import tensorstash.reference as ref
@@ -36,8 +37,7 @@ def gradients(lab, scope, elements, steps=1, saves=SAVES):
 
 
 def under_way(scope):
-    session = scope._session
-    return session._sender.in_flight, session._state.prefetcher.budget
+    return in_flight(scope), ahead(scope)
 
 
 @pytest.mark.parametrize("step_bytes", [0, 1, 10**3, 2**20, 40 * 2**20, 300 * 2**20, 2**36])
@@ -111,7 +111,7 @@ def test_copies_of_a_device_are_a_share_too():
         with scope:
             loss = chain(lab_of("reference"), weights)
         loss.backward()
-    transfers = scope._session._transfers
+    transfers = session_of(scope)._transfers
     step_bytes = scope.stats().stashed.nbytes // 2
     for budget in (transfers.out_budget, transfers.back_budget):
         assert 0 < budget.peak <= budget.limit <= step_bytes // 4

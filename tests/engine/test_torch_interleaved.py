@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from inside import session_of
 
 import tensorstash as ts
 from tensorstash.engine import sender, shared_span
@@ -27,12 +28,12 @@ def memory_of(handle):
 def saved(parts, policy=SPILL):
     """Return what unpacks, and a handle for each of ``parts``, whose bytes have left."""
     with ts.stash(policy, framework="torch", min_bytes=0) as session:
-        handles = [session._session.pack(part) for part in parts]
+        handles = [session_of(session).pack(part) for part in parts]
         for handle in handles:
             if not isinstance(handle, tuple):  # which stands for what is kept
                 handle.is_read_by("any")
     session.drain()
-    return session._session.unpack, handles
+    return session_of(session).unpack, handles
 
 
 def table(rows=40, columns=24, dtype=torch.float32):
@@ -121,12 +122,12 @@ def test_what_is_not_known_to_be_apart_has_memory_of_its_own(split, policy):
 def test_parts_of_different_versions_have_memory_of_their_own():
     x = table()
     with ts.stash(SPILL, framework="torch", min_bytes=0) as session:
-        first = session._session.pack(x[:, :10])
+        first = session_of(session).pack(x[:, :10])
         session.drain()
         x.mul_(2)
-        second = session._session.pack(x[:, 10:])
+        second = session_of(session).pack(x[:, 10:])
     session.drain()
-    one, other = session._session.unpack(first), session._session.unpack(second)
+    one, other = session_of(session).unpack(first), session_of(session).unpack(second)
     assert storage(one) != storage(other)
     assert torch.equal(one, table()[:, :10])
     assert torch.equal(other, x[:, 10:])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from delays import NBYTES, Dice, delays
-from timeouts import settle
+from inside import settle
 from torch import Tensor, nn
 
 import tensorstash as ts
