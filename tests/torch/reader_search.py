@@ -118,139 +118,63 @@ class Program:
     chosen: bool = False
 
 
-def unary(
-    name: str,
-    call: Callable[[Tensor], Any],
-    *,
-    positive: bool = False,
-    shape: tuple[int, ...] = (6, 20),
-    scale: float = 3,
-) -> Program:
-    values = torch.randn(shape, generator=torch.Generator().manual_seed(len(name))) * scale
-    values = (values.abs() + 0.01 if positive else values).requires_grad_()
-    return Program(name, call, (values,), chosen=True)
-
-
 def attention(x: Tensor, **keywords: Any) -> Tensor:
     return F.scaled_dot_product_attention(x, x.roll(1, -1), x.roll(2, -1), **keywords)
 
 
-def not_in_the_database() -> list[Program]:
-    """Operations that the database lacks, or has with other settings than these."""
-    reseed(0)
-    aten = torch.ops.aten
-    image, sequence = (2, 3, 8, 8), (5, 4, 6)
-    lstm, gru, rnn = torch.nn.LSTM(6, 8), torch.nn.GRU(6, 8), torch.nn.RNN(6, 8)
-    cells = torch.nn.LSTMCell(6, 8), torch.nn.GRUCell(6, 8)
-    normed = torch.nn.BatchNorm2d(3).eval()
-    made = [
-        *(
-            unary(f"pow({power})", lambda x, p=power: x.pow(p), positive=True)
-            for power in (0.25, 0.5, 0.75, 0, -0.5, -1, -2)
-        ),
-        *(unary(f"pow({power})", lambda x, p=power: x.pow(p), positive=power % 1 > 0) for power in (1, 1.5, 2, 2.5, 3)),
-        unary("amax", lambda x: x.amax(1)),
-        unary("amin", lambda x: x.amin(1)),
-        unary("max", torch.max),
-        unary("min", torch.min),
-        unary("median", torch.median),
-        unary("aminmax", lambda x: torch.aminmax(x, dim=1)),
-        unary("maximum", lambda x: torch.maximum(x, x.flip(0))),
-        unary("x * y", lambda x: x * x.flip(0)),
-        unary("x / y", lambda x: x / x.flip(0)),
-        unary("mm", lambda x: x @ x.T),
-        unary("bmm", lambda x: x @ x.mT, shape=(3, 4, 9)),
-        unary("gelu", F.gelu),
-        unary("silu", F.silu),
-        unary("softmax", lambda x: x.softmax(1), scale=1),
-        unary("log_softmax", lambda x: x.log_softmax(1), scale=1),
-        unary("layer_norm", torch.nn.LayerNorm(20)),
-        unary("group_norm", torch.nn.GroupNorm(2, 6), shape=(2, 6, 5, 5)),
-        unary("batch_norm", torch.nn.BatchNorm2d(3), shape=(4, 3, 5, 5)),
-        unary("sigmoid", torch.sigmoid),
-        unary("tanh", torch.tanh),
-        unary("rsqrt", torch.rsqrt, positive=True),
-        unary("sqrt", torch.sqrt, positive=True),
-        unary("log", torch.log, positive=True),
-        unary("1 / x", lambda x: 1 / x),
-        unary("2 ** x", lambda x: 2**x),
-        unary("clamp(0, 1)", lambda x: x.clamp(0, 1)),
-        unary("clamp(min=0)", lambda x: x.clamp(min=0)),
-        unary("clamp(max=1)", lambda x: x.clamp(max=1)),
-        unary("relu", F.relu),
-        unary("relu_", lambda x: F.relu(x * 1, inplace=True)),
-        unary("elu_", lambda x: F.elu(x * 1, inplace=True)),
-        unary("leaky_relu_", lambda x: F.leaky_relu(x * 1, inplace=True)),
-        unary("rrelu, eval", F.rrelu),
-        unary("relu6", F.relu6),
-        unary("hardtanh", F.hardtanh),
-        unary("hardswish", F.hardswish),
-        unary("hardsigmoid", F.hardsigmoid),
-        unary("clamp_min", lambda x: torch.clamp_min(x, 0)),
-        unary("clamp_max", lambda x: torch.clamp_max(x, 0.5)),
-        unary("threshold", lambda x: F.threshold(x, 1, 0)),
-        unary("threshold at 0", lambda x: F.threshold(x, 0, 0)),
-        unary("l1_loss", lambda x: F.l1_loss(x, torch.zeros_like(x))),
-        unary("margin_ranking_loss", lambda x: F.margin_ranking_loss(x[0], x[1], torch.ones(20))),
-        unary("threshold_", lambda x: F.threshold(x * 1, 0.5, 0.25, inplace=True)),
-        unary("hardshrink", F.hardshrink),
-        unary("softshrink", F.softshrink),
-        unary("prelu", lambda x: F.prelu(x, torch.tensor([0.25]))),
-        unary("smooth_l1", lambda x: F.smooth_l1_loss(x, torch.zeros_like(x))),
-        unary("huber", lambda x: F.huber_loss(x, torch.zeros_like(x))),
-        unary("xlogy(x, 2)", lambda x: torch.xlogy(x, 2.0)),
-        unary("xlogy(2, x)", lambda x: torch.xlogy(2.0, x), positive=True),
-        unary("polygamma(1)", lambda x: torch.polygamma(1, x), positive=True),
-        unary("dropout", lambda x: F.dropout(x, 0.3)),
-        *(unary(f"norm({p})", lambda x, p=p: aten.norm.ScalarOpt_dim(x, p, [1])) for p in (1, 2, 3, inf)),
-        *(unary(f"whole norm({p})", lambda x, p=p: aten.norm.Scalar(x, p)) for p in (1, 2, inf)),
-        *(unary(f"norm({p}, dtype)", lambda x, p=p: aten.norm.ScalarOpt_dtype(x, p, dtype=x.dtype)) for p in (2, inf)),
-        *(
-            unary(
-                f"norm({p}, dim, dtype)", lambda x, p=p: aten.norm.ScalarOpt_dim_dtype(x, p, [1], False, dtype=x.dtype)
-            )
-            for p in (2, inf)
-        ),
-        *(
-            unary(f"vector_norm({p})", lambda x, p=p: torch.linalg.vector_norm(x, p, 1))
-            for p in (0, 0.5, 1, 2, 3, inf, -inf)
-        ),
-        unary("normalize", lambda x: F.normalize(x, dim=1)),
-        unary("cdist", lambda x: torch.cdist(x, x.flip(0) + 1)),
-        unary("euclidean cdist", lambda x: torch._euclidean_dist(x, x.flip(0) + 1)),
-        *(unary(f"cdist({p})", lambda x, p=p: torch.cdist(x, x.flip(0) + 1, p=p)) for p in (1.0, 3.0, inf)),
-        *(unary(f"pdist({p})", lambda x, p=p: F.pdist(x, p=p)) for p in (1.0, 3.0, inf)),
-        unary("rms_norm", lambda x: F.rms_norm(x, (20,))),
-        unary("fused rms_norm", lambda x: aten._fused_rms_norm(x, [20], torch.ones(20), 1e-5)[0]),
-        unary("weight_norm", lambda x: torch._weight_norm(x, x.norm(dim=1, keepdim=True).detach().requires_grad_(), 0)),
-        unary("lstm", lambda x: lstm(x), shape=sequence),
-        unary("gru", lambda x: gru(x), shape=sequence),
-        unary("rnn", lambda x: rnn(x), shape=sequence),
-        unary("lstm cell", lambda x: cells[0](x), shape=(4, 6)),
-        unary("gru cell", lambda x: cells[1](x), shape=(4, 6)),
-        unary("attention", attention, shape=(2, 3, 7, 8), scale=1),
-        unary("causal attention", partial(attention, is_causal=True), shape=(2, 3, 7, 8), scale=1),
-        unary("batch_norm, eval", lambda x: normed(x), shape=image),
-        unary("conv2d", torch.nn.Conv2d(3, 4, 3), shape=image),
-        unary("depthwise", torch.nn.Conv2d(3, 3, 3, groups=3), shape=image),
-        unary("transposed", torch.nn.ConvTranspose2d(3, 4, 3), shape=image),
-        unary("max_pool2d", lambda x: F.max_pool2d(x, 2), shape=image),
-        unary("max_pool3d", lambda x: F.max_pool3d(x, 2), shape=(1, 3, 4, 4, 4)),
-        unary("lp_pool2d", lambda x: F.lp_pool2d(x.abs() + 0.1, 2.0, 2), shape=image),
-        unary("linear", torch.nn.Linear(20, 5)),
-        unary("std", lambda x: x.std(1)),
-        unary("cross_entropy", lambda x: F.cross_entropy(x, torch.arange(6))),
-        unary("nll_loss2d", lambda x: F.nll_loss(x, torch.ones(2, 8, 8, dtype=torch.long)), shape=image),
-        unary("prod", lambda x: x.prod(1)),
-        unary("polar", lambda x: torch.polar(x.abs(), x)),
-        unary("special.xlog1py", lambda x: torch.special.xlog1py(x, 2.0)),
-        unary("special.zeta", lambda x: torch.special.zeta(3.0, x), positive=True),
-        unary("standard_gamma", torch._standard_gamma, positive=True),
-        unary("igamma", lambda x: torch.igamma(torch.tensor(2.0), x), positive=True),
-        unary("igammac", lambda x: torch.igammac(torch.tensor(2.0), x), positive=True),
-        unary("embedding_bag(max)", lambda x: F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), x, mode="max")),
-    ]
-    return made
+IMAGE, SEQUENCE = {"shape": (2, 3, 8, 8)}, {"shape": (5, 4, 6)}
+
+CHOSEN: list[tuple[dict[str, Any], str]] = [
+    ({}, "x.pow(1); x.pow(2); x.pow(3)"),
+    ({"positive": True}, "x.pow(0.25); x.pow(0.5); x.pow(0.75); x.pow(0); x.pow(-0.5); x.pow(-1); x.pow(-2)"),
+    ({"positive": True}, "x.pow(1.5); x.pow(2.5); torch.rsqrt(x); torch.sqrt(x); torch.log(x); torch.xlogy(2.0, x)"),
+    ({"positive": True}, "torch.polygamma(1, x); torch.special.zeta(3.0, x); torch._standard_gamma(x)"),
+    ({"positive": True}, "torch.igamma(torch.tensor(2.0), x); torch.igammac(torch.tensor(2.0), x)"),
+    ({}, "x.amax(1); x.amin(1); torch.max(x); torch.min(x); torch.median(x); torch.aminmax(x, dim=1)"),
+    ({}, "torch.maximum(x, x.flip(0)); x * x.flip(0); x / x.flip(0); x @ x.T; 1 / x; 2**x; x.std(1); x.prod(1)"),
+    ({"shape": (3, 4, 9)}, "x @ x.mT"),
+    ({}, "F.gelu(x); F.silu(x); torch.sigmoid(x); torch.tanh(x); F.relu(x); F.relu6(x); F.hardtanh(x); F.hardswish(x)"),
+    ({"scale": 1}, "x.softmax(1); x.log_softmax(1)"),
+    ({}, "torch.nn.LayerNorm(20)(x); F.rms_norm(x, (20,)); aten._fused_rms_norm(x, [20], torch.ones(20), 1e-5)[0]"),
+    ({"shape": (2, 6, 5, 5)}, "torch.nn.GroupNorm(2, 6)(x)"),
+    ({"shape": (4, 3, 5, 5)}, "torch.nn.BatchNorm2d(3)(x)"),
+    ({}, "x.clamp(0, 1); x.clamp(min=0); x.clamp(max=1); torch.clamp_min(x, 0); torch.clamp_max(x, 0.5)"),
+    ({}, "F.relu(x * 1, inplace=True); F.elu(x * 1, inplace=True); F.leaky_relu(x * 1, inplace=True); F.rrelu(x)"),
+    ({}, "F.hardsigmoid(x); F.threshold(x, 1, 0); F.threshold(x, 0, 0); F.threshold(x * 1, 0.5, 0.25, inplace=True)"),
+    ({}, "F.hardshrink(x); F.softshrink(x); F.prelu(x, torch.tensor([0.25])); F.dropout(x, 0.3); torch.xlogy(x, 2.0)"),
+    ({}, "F.l1_loss(x, zeros); F.smooth_l1_loss(x, zeros); F.huber_loss(x, zeros); torch.special.xlog1py(x, 2.0)"),
+    ({}, "F.margin_ranking_loss(x[0], x[1], torch.ones(20)); F.cross_entropy(x, torch.arange(6))"),
+    ({}, "torch.polar(x.abs(), x)"),
+    *(({}, f"aten.norm.ScalarOpt_dim(x, {p}, [1])") for p in (1, 2, 3, inf)),
+    *(({}, f"aten.norm.Scalar(x, {p})") for p in (1, 2, inf)),
+    *(({}, f"aten.norm.ScalarOpt_dtype(x, {p}, dtype=x.dtype)") for p in (2, inf)),
+    *(({}, f"aten.norm.ScalarOpt_dim_dtype(x, {p}, [1], False, dtype=x.dtype)") for p in (2, inf)),
+    *(({}, f"torch.linalg.vector_norm(x, {p}, 1)") for p in (0, 0.5, 1, 2, 3, inf, -inf)),
+    *(({}, f"torch.cdist(x, x.flip(0) + 1, p={p}); F.pdist(x, p={p})") for p in (1.0, 3.0, inf)),
+    ({}, "F.normalize(x, dim=1); torch.cdist(x, x.flip(0) + 1); torch._euclidean_dist(x, x.flip(0) + 1)"),
+    ({}, "torch._weight_norm(x, x.norm(dim=1, keepdim=True).detach().requires_grad_(), 0); torch.nn.Linear(20, 5)(x)"),
+    (SEQUENCE, "torch.nn.LSTM(6, 8)(x); torch.nn.GRU(6, 8)(x); torch.nn.RNN(6, 8)(x)"),
+    ({"shape": (4, 6)}, "torch.nn.LSTMCell(6, 8)(x); torch.nn.GRUCell(6, 8)(x)"),
+    ({"shape": (2, 3, 7, 8), "scale": 1}, "attention(x); attention(x, is_causal=True)"),
+    (IMAGE, "torch.nn.BatchNorm2d(3).eval()(x); torch.nn.Conv2d(3, 4, 3)(x); torch.nn.Conv2d(3, 3, 3, groups=3)(x)"),
+    (IMAGE, "torch.nn.ConvTranspose2d(3, 4, 3)(x); F.max_pool2d(x, 2); F.lp_pool2d(x.abs() + 0.1, 2.0, 2)"),
+    (IMAGE, "F.nll_loss(x, torch.ones(2, 8, 8, dtype=torch.long))"),
+    ({"shape": (1, 3, 4, 4, 4)}, "F.max_pool3d(x, 2)"),
+    ({}, "F.embedding_bag(torch.tensor([[0, 2], [1, 3]]), x, mode='max')"),
+]
+"""Operations that the database lacks, or has with other settings than these, as text by how their input is made."""
+
+
+def chosen() -> Iterator[Program]:
+    """Yield the programs of the table above."""
+    known = {"torch": torch, "F": F, "aten": torch.ops.aten, "inf": inf, "attention": attention}
+    known["zeros"] = torch.zeros(6, 20)
+    for options, texts in CHOSEN:
+        for text in texts.split("; "):
+            random = torch.Generator().manual_seed(len(text))
+            values = torch.randn(options.get("shape", (6, 20)), generator=random) * options.get("scale", 3)
+            values = values.abs() + 0.01 if "positive" in options else values
+            yield Program(text, eval(f"lambda x: {text}", known), (values.requires_grad_(),), chosen=True)
 
 
 def database(samples: int, step: int) -> Iterator[Program]:
@@ -476,7 +400,7 @@ def search(samples: int, step: int = 1) -> Search:
     into = Search()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # samples of deprecated and prototype operators
-        for program in (*not_in_the_database(), *database(samples, step)):
+        for program in (*chosen(), *database(samples, step)):
             for seed, values in enumerate(VALUES):
                 try:
                     observe(program, values, seed, into)

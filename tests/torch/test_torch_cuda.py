@@ -5,7 +5,6 @@ Not collected where there is no device; the orders themselves are proved without
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from tensorstash.errors import BackendError
 from tensorstash.policies.limits import Limits
 from tensorstash.testing import BackendSuite
 from tensorstash.testing.labs.torch import TorchLab
+from tests.device.models import Attention
 
 pytestmark = pytest.mark.gpu
 
@@ -27,34 +27,17 @@ class TestTorchOnCuda(BackendSuite):
     lab = TorchLab(("cuda:0",))
 
 
-class Block(nn.Module):
-    """A layer of a transformer, with what fused attention saves."""
-
-    def __init__(self, width: int = 256) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.enter = nn.Linear(width, 3 * width)
-        self.leave = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (
-            part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.enter(self.norm(x)).chunk(3, -1)
-        )
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return x + self.leave(nn.functional.gelu(mixed.transpose(1, 2).flatten(2)))
-
-
-def model(device: str = "cuda:0") -> nn.Module:
+def model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(*(Block() for _ in range(4))).to(device)
+    return nn.Sequential(*(Attention(256) for _ in range(4))).to("cuda:0")
 
 
-def inputs(device: str = "cuda:0", seed: int = 1) -> Tensor:
-    return torch.randn(4, 128, 256, generator=torch.Generator().manual_seed(seed)).to(device)
+def inputs() -> Tensor:
+    return torch.randn(4, 128, 256, device="cuda:0")
 
 
-def stash(limits: Limits = TIGHT, policy: Any = None) -> ts.Stash:
-    return ts.stash(policy or ts.CpuOffload(), framework="torch", limits=limits, min_bytes=0)
+def stash(limits: Limits = TIGHT) -> ts.Stash:
+    return ts.stash(ts.CpuOffload(), framework="torch", limits=limits, min_bytes=0)
 
 
 @contextmanager
@@ -66,13 +49,6 @@ def no_synchronisation() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.fixture(autouse=True)
-def deterministic() -> Iterator[None]:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        yield
 
 
 def test_the_host_never_waits_for_the_device() -> None:

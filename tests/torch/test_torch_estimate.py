@@ -1,55 +1,44 @@
 """What a model saves is said without running it."""
 
-from typing import Any
-
 import pytest
+import torch
+import transformers
+from torch import nn
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-import tensorstash as ts  # noqa: E402
-from tensorstash.errors import BackendError  # noqa: E402
+import tensorstash as ts
+from tensorstash.errors import BackendError
 
 
-class Recurrent(torch.nn.Module):  # type: ignore[misc,name-defined]
-    """Two layers of an LSTM and a head."""
-
-    def __init__(self) -> None:
+class Recurrent(nn.Module):
+    def __init__(self):
         super().__init__()
-        self.cells = torch.nn.LSTM(32, 64, num_layers=2, batch_first=True)
-        self.head = torch.nn.Linear(64, 100)
+        self.cells = nn.LSTM(32, 64, num_layers=2, batch_first=True)
+        self.head = nn.Linear(64, 100)
 
-    def forward(self, x: Any) -> Any:
-        """Return scores for every step."""
+    def forward(self, x):
         return self.head(self.cells(x)[0]).log_softmax(-1)
 
 
-def gpt() -> tuple[Any, tuple[Any, ...]]:
-    """Return a small GPT-2 and a batch."""
+def gpt():
     config = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=211, n_positions=64, use_cache=False)
     return transformers.GPT2LMHeadModel(config), (torch.randint(0, 211, (4, 48)),)
 
 
-def resnet() -> tuple[Any, tuple[Any, ...]]:
-    """Return a small ResNet and a batch."""
+def resnet():
     config = transformers.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic")
     return transformers.ResNetModel(config), (torch.randn(4, 3, 64, 64),)
 
 
-def lstm() -> tuple[Any, tuple[Any, ...]]:
-    """Return an LSTM and a batch."""
+def lstm():
     return Recurrent(), (torch.randn(4, 24, 32),)
 
 
-MODELS = [gpt, resnet, lstm]
-
-
-def measured(model: Any, inputs: tuple[Any, ...]) -> int:
+def measured(model, inputs):
     """Return the bytes that a real forward pass saves, each memory once."""
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    saved: list[Any] = []
+    saved = []
 
-    def pack(tensor: Any) -> Any:
+    def pack(tensor):
         if tensor.untyped_storage().data_ptr() not in weights:
             saved.append(tensor.detach())
         return tensor.detach()
@@ -60,8 +49,8 @@ def measured(model: Any, inputs: tuple[Any, ...]) -> int:
     return sum({(tensor.data_ptr(), tensor.nbytes): tensor.nbytes for tensor in saved}.values())
 
 
-@pytest.mark.parametrize("made", MODELS)
-def test_what_is_said_is_what_a_step_saves(made: Any) -> None:
+@pytest.mark.parametrize("made", [gpt, resnet, lstm])
+def test_what_is_said_is_what_a_step_saves(made):
     torch.manual_seed(0)
     model, inputs = made()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -76,9 +65,9 @@ def test_what_is_said_is_what_a_step_saves(made: Any) -> None:
     assert {row.module for row in found.rows} & {name for name, _ in model.named_modules()}
 
 
-def test_nothing_is_allocated() -> None:
+def test_nothing_is_allocated():
     with torch.device("meta"):
-        model = torch.nn.Sequential(torch.nn.Linear(2**16, 2**16), torch.nn.GELU(), torch.nn.Linear(2**16, 1))
+        model = nn.Sequential(nn.Linear(2**16, 2**16), nn.GELU(), nn.Linear(2**16, 1))
         inputs = torch.empty(2**20, 2**16)
     found = ts.estimate(model, inputs)
     assert found.nbytes == 3 * 2**20 * 2**16 * 4
@@ -86,22 +75,24 @@ def test_nothing_is_allocated() -> None:
     assert "768 GiB" in str(found)
 
 
-def test_what_goes_again_before_the_end_is_in_the_peak_alone() -> None:
-    class Dropping(torch.nn.Module):  # type: ignore[misc,name-defined]
-        def forward(self, x: Any) -> Any:
-            dropped, result = x.exp(), x.tanh()
-            del dropped
-            return result
+class Dropping(nn.Module):
+    def forward(self, x):
+        dropped, result = x.exp(), x.tanh()
+        del dropped
+        return result
 
+
+class Looking(nn.Module):
+    def forward(self, x):
+        return x.exp() if x.sum() > 0 else x
+
+
+def test_what_goes_again_before_the_end_is_in_the_peak_alone():
     found = ts.estimate(Dropping(), torch.randn(64, 64, requires_grad=True))
     assert found.nbytes == 64 * 64 * 4
     assert found.peak == 2 * found.nbytes
 
 
-def test_a_model_that_looks_at_its_values_is_told_what_to_do() -> None:
-    class Looking(torch.nn.Module):  # type: ignore[misc,name-defined]
-        def forward(self, x: Any) -> Any:
-            return x.exp() if x.sum() > 0 else x
-
+def test_a_model_that_looks_at_its_values_is_told_what_to_do():
     with pytest.raises(BackendError, match="decides by the elements of tensors"):
         ts.estimate(Looking(), torch.randn(8, 8, requires_grad=True))

@@ -307,32 +307,6 @@ def test_autocast(net: nn.Module) -> None:
     both(program)
 
 
-def test_a_second_backward_and_a_double_backward(net: nn.Module) -> None:
-    def program(scope: Callable[[], Any]) -> list[Tensor]:
-        batch = x().requires_grad_()
-        with scope():
-            loss = net(batch).square().mean()
-        loss.backward(retain_graph=True)
-        (slope,) = torch.autograd.grad(loss, batch, create_graph=True)
-        slope.square().sum().backward()
-        return of(net)
-
-    both(program)
-
-
-def test_gradients_accumulate_over_live_graphs(net: nn.Module) -> None:
-    def program(scope: Callable[[], Any]) -> list[Tensor]:
-        losses = []
-        for seed in range(3):
-            with scope():
-                losses.append(net(x(seed)).square().mean())
-        for loss in (losses[1], losses[0], losses[2]):
-            loss.backward()
-        return of(net)
-
-    both(program)
-
-
 def test_a_step_that_runs_out_of_memory_leaves_nothing_and_the_next_one_works(
     device: Simulated, net: nn.Module
 ) -> None:
