@@ -25,7 +25,6 @@ from tensorstash.host.mounts import directories_in_memory
 from tensorstash.host.pages import preloaded_allocator
 from tensorstash.sizes import format_bytes, parse_bytes
 from tensorstash.stores.disk.store import Disk
-from tensorstash.stores.disk.syscalls import Syscalls
 
 _MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
 _RECORD_BYTES = 16 << 20
@@ -147,9 +146,7 @@ def disks(directories: list[str], *, nbytes: int = 4 * _RECORD_BYTES) -> Iterato
             yield Finding(subject, "bad", text, "DiskSpill('/path/on/a/disk')")
             continue
         try:
-            written, read = bandwidth(directory, nbytes)
-            with tempfile.TemporaryFile(dir=directory) as file:
-                is_direct = Syscalls().enable_direct(file.fileno()) > 0
+            written, read, is_direct = bandwidth(directory, nbytes)
         except (OSError, TensorStashError) as error:
             yield Finding(subject, "bad", f"cannot be used: {error}", "DiskSpill('/a/directory/you/may/write/to')")
             continue
@@ -166,8 +163,8 @@ def disks(directories: list[str], *, nbytes: int = 4 * _RECORD_BYTES) -> Iterato
             yield Finding(subject, "good", text)
 
 
-def bandwidth(directory: str, nbytes: int) -> tuple[float, float]:
-    """Return how fast the disk store writes and reads random data in a directory, in bytes per second."""
+def bandwidth(directory: str, nbytes: int) -> tuple[float, float, bool]:
+    """Return how fast the disk store writes and reads in a directory, in bytes per second, and whether directly."""
     data = np.random.default_rng(0).integers(0, 256, _RECORD_BYTES, dtype=np.uint8)
     store = Disk(directory=directory).open()
     count = max(1, nbytes // _RECORD_BYTES)
@@ -179,10 +176,11 @@ def bandwidth(directory: str, nbytes: int) -> tuple[float, float]:
         for slot in slots:
             store.get(slot)
         read = perf_counter()
+        is_direct = store.direct
     finally:
         store.close()
     total = count * _RECORD_BYTES
-    return total / (written - begun), total / (read - written)
+    return total / (written - begun), total / (read - written), is_direct
 
 
 def frameworks() -> Iterator[Finding]:

@@ -1,7 +1,6 @@
 """Affine quantization per group of neighbours, on one run of groups at a time; ``native/affine.c`` does the same."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -120,87 +119,6 @@ class Extent:
         return cls(low, high, special, np.where(finite, held, np.repeat(low, run.sizes)))
 
 
-class Quantizer:
-    """The arithmetic of one call, and its memory; not for use by several threads.
-
-    Args:
-        bits: of a code.
-        dtype: of the tensor.
-        longest: elements of the longest run.
-        seed: word of :func:`~tensorstash.kernels.dither.seed_word` for stochastic rounding; None rounds to nearest.
-    """
-
-    def __init__(self, bits: int, dtype: str, longest: int, seed: int | None = None) -> None:
-        self.bits = bits
-        self.dtype = dtype
-        self.seed = seed
-        self._longest = longest
-        self._arithmetic = Arithmetic.of(dtype)
-
-    @cached_property
-    def _work(self) -> Array:
-        return np.empty((2, self._longest), self._arithmetic.dtype)
-
-    def quantize(self, source: Array, run: Run, codes: Array) -> tuple[Array, Array]:
-        """Write the codes of a run, and return the scale and the low of each group, as a :class:`Grid` has them.
-
-        Args:
-            source: the elements, as carrier bits.
-            run: where they are.
-            codes: ``uint8``, to be overwritten.
-        """
-        values = widen(source, self.dtype) if self.dtype in FORMATS else source
-        extent = Extent.of(values, run, self.bits, self._arithmetic)
-        highest = FINEST if self.seed is None else 2**self.bits - 1
-        grid = Grid.of(extent, self.bits, highest, self._arithmetic)
-        work: Array = self._work[0, : run.length]
-        factor: Array = self._work[1, : run.length]
-        run.spread(grid.low, work)
-        np.subtract(values if extent.elements is None else extent.elements, work, out=work)
-        if self.seed is None:
-            run.spread(grid.inverse, factor)
-            work *= factor
-            work += values.dtype.type(self._arithmetic.magic)
-            np.copyto(codes, work.view(f"u{work.itemsize}"), casting="unsafe")
-            if self.bits < 8:
-                if extent.special is not None:
-                    codes[np.repeat(extent.special, run.sizes)] *= np.uint8(FINEST // (2**self.bits - 1))
-                coarsen(codes, self.bits)
-        else:
-            # In units of 2**-16 of a scale, scaled down a little so that rounding errors cannot carry the largest
-            # element beyond the last code: whole number + 16 random bits, of which the upper half is the code.
-            run.spread(grid.inverse * values.dtype.type(65536 * (1 - 2.0**-21)), factor)
-            work *= factor
-            fixed = factor.view(f"i{work.itemsize}")
-            np.copyto(fixed, work, casting="unsafe")
-            fixed += dither(group_keys(grid.low, grid.scale, self.seed), run)
-            fixed >>= 16
-            np.copyto(codes, fixed, casting="unsafe")
-        if extent.special is not None and extent.special.any():
-            place = np.flatnonzero(~np.isfinite(values))
-            odd = values[place]
-            codes[place] = 2**self.bits - SPECIALS + (odd > 0) + 2 * np.isnan(odd)
-        return grid.scale, grid.low
-
-    def dequantize(self, codes: Array, scale: Array, low: Array, run: Run, target: Array) -> None:
-        """Write the elements of a run, as carrier bits, into ``target``."""
-        work: Array = self._work[0, : run.length]
-        factor: Array = self._work[1, : run.length]
-        np.copyto(work, codes)
-        run.spread(np.abs(scale), factor)
-        work *= factor
-        run.spread(low, factor)
-        work += factor
-        target[:] = narrow(work, self.dtype) if self.dtype in FORMATS else work
-        special = np.signbit(scale)
-        if special.any():
-            first = 2**self.bits - SPECIALS
-            place = np.flatnonzero((codes >= first) & np.repeat(special, run.sizes))
-            numbers = np.array([-np.inf, np.inf, np.nan], self._arithmetic.dtype)
-            numbers = narrow(numbers, self.dtype) if self.dtype in FORMATS else numbers
-            target[place] = numbers[codes[place] - first]
-
-
 def section_nbytes(dtype: str, groups: Groups, bits: int) -> tuple[int, int, int]:
     """Return the bytes that the scales, the lows and the packed codes of a tensor take.
 
@@ -220,29 +138,80 @@ def quantize(source: Array, body: Array, dtype: str, groups: Groups, bits: int, 
         dtype: of the tensor.
         groups: of the tensor.
         bits: of a code.
-        seed: as for :class:`Quantizer`.
+        seed: word of :func:`~tensorstash.kernels.dither.seed_word` for stochastic rounding; None rounds to nearest.
     """
     scales, lows, packed = _sections(body, dtype, groups, bits)
-    flat = source.reshape(-1)
-    work = Quantizer(bits, dtype, groups.longest(), seed)
+    flat, arithmetic = source.reshape(-1), Arithmetic.of(dtype)
     scratch = np.empty(0 if bits == 8 else groups.longest(), np.uint8)
+    work = np.empty((2, groups.longest()), arithmetic.dtype)
     with np.errstate(all="ignore"):
         for run in groups.runs():
+            elements = flat[run.elements]
+            values = widen(elements, dtype) if dtype in FORMATS else elements
             codes = packed[run.elements] if bits == 8 else scratch[: run.length]
-            scales[run.groups], lows[run.groups] = work.quantize(flat[run.elements], run, codes)
+            grid = _encode(values, run, codes, bits, seed, arithmetic, work[:, : run.length])
+            scales[run.groups], lows[run.groups] = grid.scale, grid.low
             if bits < 8:
                 pack_codes(codes, bits, packed, run.start)
+
+
+def _encode(
+    values: Array, run: Run, codes: Array, bits: int, seed: int | None, arithmetic: Arithmetic, memory: Array
+) -> Grid:
+    """Write the codes of a run, and return what they stand for."""
+    extent = Extent.of(values, run, bits, arithmetic)
+    grid = Grid.of(extent, bits, FINEST if seed is None else 2**bits - 1, arithmetic)
+    work, factor = memory
+    run.spread(grid.low, work)
+    np.subtract(values if extent.elements is None else extent.elements, work, out=work)
+    if seed is None:
+        run.spread(grid.inverse, factor)
+        work *= factor
+        work += values.dtype.type(arithmetic.magic)
+        np.copyto(codes, work.view(f"u{work.itemsize}"), casting="unsafe")
+        if bits < 8:
+            if extent.special is not None:
+                codes[np.repeat(extent.special, run.sizes)] *= np.uint8(FINEST // (2**bits - 1))
+            coarsen(codes, bits)
+    else:
+        # In units of 2**-16 of a scale, scaled down a little so that rounding errors cannot carry the largest
+        # element beyond the last code: whole number + 16 random bits, of which the upper half is the code.
+        run.spread(grid.inverse * values.dtype.type(65536 * (1 - 2.0**-21)), factor)
+        work *= factor
+        fixed = factor.view(f"i{work.itemsize}")
+        np.copyto(fixed, work, casting="unsafe")
+        fixed += dither(group_keys(grid.low, grid.scale, seed), run)
+        fixed >>= 16
+        np.copyto(codes, fixed, casting="unsafe")
+    if extent.special is not None and extent.special.any():
+        place = np.flatnonzero(~np.isfinite(values))
+        odd = values[place]
+        codes[place] = 2**bits - SPECIALS + (odd > 0) + 2 * np.isnan(odd)
+    return grid
 
 
 def dequantize(body: Array, target: Array, dtype: str, groups: Groups, bits: int) -> None:
     """Fill ``target`` with the elements, as carrier bits, of any body at all; the inverse of :func:`quantize`."""
     scales, lows, packed = _sections(body, dtype, groups, bits)
-    flat = target.reshape(-1)
-    work = Quantizer(bits, dtype, groups.longest())
+    flat, number = target.reshape(-1), Arithmetic.of(dtype).dtype
+    memory, first = np.empty((2, groups.longest()), number), 2**bits - SPECIALS
     with np.errstate(all="ignore"):
         for run in groups.runs():
             codes = unpack_codes(packed, bits, run.start, run.length)
-            work.dequantize(codes, scales[run.groups], lows[run.groups], run, flat[run.elements])
+            scale, elements = scales[run.groups], flat[run.elements]
+            work, factor = memory[:, : run.length]
+            np.copyto(work, codes)
+            run.spread(np.abs(scale), factor)
+            work *= factor
+            run.spread(lows[run.groups], factor)
+            work += factor
+            elements[:] = narrow(work, dtype) if dtype in FORMATS else work
+            special = np.signbit(scale)
+            if special.any():
+                place = np.flatnonzero((codes >= first) & np.repeat(special, run.sizes))
+                numbers = np.array([-np.inf, np.inf, np.nan], number)
+                numbers = narrow(numbers, dtype) if dtype in FORMATS else numbers
+                elements[place] = numbers[codes[place] - first]
 
 
 def _sections(body: Array, dtype: str, groups: Groups, bits: int) -> tuple[Array, Array, Array]:

@@ -136,9 +136,10 @@ class DiskStore:
     def used_bytes(self) -> int:
         """Bytes of the budget that slots take, in whole blocks."""
         with self._lock:
-            free = {space for space in [*self._dropped] if space.is_free} & self._spaces
-            held = sum(piece.extent.size for space in free for piece in space.pieces)
-            return 0 if self._slab is None else self._slab.used_bytes - held
+            if self._slab is None:
+                return 0
+            self._settle(self._slab)
+            return self._slab.used_bytes
 
     @property
     def file_bytes(self) -> int:
