@@ -80,20 +80,16 @@ def test_the_first_step_computes_all_again_and_the_second_finds_out():
     assert machine.sent == 0
 
 
-def test_without_a_store_no_more_blocks_stay_than_fit():
-    machine = Machine(1, may_send=False)
-    assert {machine.step(340) for _ in range(5)} == {(3, 0, 7)}
-    assert machine.sent == 0
-
-
-def test_what_recipes_make_again_need_not_leave():
-    machine = Machine(1, share=0.5)
-    assert [machine.step(340) for _ in range(2)][-1] == (6, 0, 4)
-
-
-def test_where_everything_fits_nothing_is_computed_again():
-    machine = Machine(1)
-    assert [machine.step(2000) for _ in range(3)] == [(BLOCKS, 0, 0)] * 3
+@pytest.mark.parametrize(
+    ("machine", "budget", "numbers"),
+    [
+        (Machine(1, may_send=False), 340, (3, 0, 7)),  # without a store no more blocks stay than fit
+        (Machine(1, share=0.5), 340, (6, 0, 4)),  # what recipes make again need not leave
+        (Machine(1), 2000, (BLOCKS, 0, 0)),  # all fits
+    ],
+)
+def test_no_more_is_computed_again_than_neither_fits_nor_is_made_or_stored(machine, budget, numbers):
+    assert [machine.step(budget) for _ in range(5)][1:] == [numbers] * 4
 
 
 def test_a_step_that_saves_more_than_any_before_is_planned_anew():

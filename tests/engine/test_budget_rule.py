@@ -34,18 +34,20 @@ def fates(records: list[Record], limit: int) -> str:
     return "".join(letters[record.fate] for record in planned(records, limit))
 
 
-def test_what_fits_stays():
-    assert fates(step_of(10, 10, 10, remakable=(0,)), 30) == "kkk"
-
-
-def test_the_oldest_leave_first():
-    assert fates(step_of(10, 10, 10), 20) == "skk"
-    assert fates(step_of(10, 10, 10), 19) == "ssk"
-
-
-def test_recipes_come_before_stores_over_the_whole_step():
-    assert fates(step_of(10, 10, 10, 10, remakable=(2,)), 30) == "kkrk"
-    assert fates(step_of(10, 10, 10, 10, remakable=(2,)), 20) == "skrk"
+@pytest.mark.parametrize(
+    ("sizes", "remakable", "limit", "expected"),
+    [
+        ((10, 10, 10), (0,), 30, "kkk"),  # all fits
+        ((10, 10, 10), (), 20, "skk"),  # the oldest leave first
+        ((10, 10, 10), (), 19, "ssk"),
+        ((10, 10, 10, 10), (2,), 30, "kkrk"),  # recipes come before stores over the whole step
+        ((10, 10, 10, 10), (2,), 20, "skrk"),
+        # The newest is made again while all others are still held: one of them has to make room for the result.
+        ((10, 10, 10, 20), (3,), 40, "skkr"),
+    ],
+)
+def test_the_excess_leaves_by_recipes_first_and_the_oldest_first(sizes, remakable, limit, expected):
+    assert fates(step_of(*sizes, remakable=remakable), limit) == expected
 
 
 def test_what_cannot_leave_stays():
@@ -65,11 +67,6 @@ def test_payloads_in_the_same_memory_gain_only_the_difference():
         record.was_stored(8)
     assert fates(records, 38) == "skkk"
     assert fates(records, 36) == "sskk"
-
-
-def test_a_recipe_that_backward_needs_first_leaves_room_for_its_result():
-    # The newest is made again while all others are still held: one of them has to make room.
-    assert fates(step_of(10, 10, 10, 20, remakable=(3,)), 40) == "skkr"
 
 
 def train(lab: Lab, stash: ts.Stash | None, *, depth: int = 6, steps: int = 4, rows: int = ROWS) -> list[bytes]:

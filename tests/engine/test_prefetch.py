@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from gates import Gated
-from inside import ahead, session_of
+from inside import ahead
 
 import tensorstash as ts
 import tensorstash.reference as ref
@@ -56,20 +56,17 @@ def test_payloads_are_read_before_they_are_asked_for():
     assert all(np.array_equal(grad, plain()) for grad in grads)
 
 
-def test_deleting_the_hint_changes_no_result(monkeypatch):
-    monkeypatch.setattr(Prefetcher, "asked", lambda self, requests, index: None)
-    grads, _, _ = run(ts.Limits())
-    assert all(np.array_equal(grad, plain()) for grad in grads)
-
-
-@pytest.mark.parametrize("learned", [(0, 1, 2), (5, 3, 11, 0), tuple(range(100, 0, -1))])
-def test_a_wrong_order_changes_no_result(monkeypatch, learned):
+@pytest.mark.parametrize("learned", [None, (0, 1, 2), (5, 3, 11, 0), tuple(range(100, 0, -1))])
+def test_no_order_or_a_wrong_one_changes_no_result(monkeypatch, learned):
     known = Stretch.ask
 
     def ask(self, index, order):
         known(self, index, tuple(i for i in learned if i < self.count))
 
-    monkeypatch.setattr(Stretch, "ask", ask)
+    if learned is None:
+        monkeypatch.setattr(Prefetcher, "asked", lambda self, requests, index: None)
+    else:
+        monkeypatch.setattr(Stretch, "ask", ask)
     grads, _, _ = run(ts.Limits(ahead=400))
     assert all(np.array_equal(grad, plain()) for grad in grads)
 
@@ -89,14 +86,6 @@ def test_what_only_has_to_be_decoded_does_not_wait_decoded_for_long(monkeypatch,
     assert sum(stored.tensors for stored in stash.stats().stored.values()) >= 3 * DEPTH
     # With the one that is being asked for.
     assert ahead(stash).peak == most
-
-
-def test_the_order_of_the_last_backward_is_learned_for_each_shape_of_program():
-    _, _, stash = run(ts.Limits(), steps=6, depths=(DEPTH, 5))
-    orders = session_of(stash)._state.prefetcher._orders
-    lengths = sorted(len(order) for order in orders.values())
-    assert len(lengths) == 2
-    assert lengths[0] < lengths[1]
 
 
 def test_where_forward_and_backward_begin_no_memory_is_idle_that_only_the_other_uses():
@@ -193,27 +182,22 @@ def test_orders_of_the_latest_programs_are_remembered():
     assert len(prefetcher._orders) < 100
 
 
-def test_who_shares_a_content_with_others_begins_no_backward_anew():
+@pytest.mark.parametrize(
+    ("users", "order"),
+    [(5, (5, 4, 5, 3, 5, 2, 5, 1, 5, 0)), (1, (5, 4, 4, 3, 2, 3, 3, 1, 0))],
+    ids=["shared by several", "made of several times"],
+)
+def test_who_asks_again_within_a_backward_begins_none_anew(users, order):
     prefetcher = Prefetcher(ByteBudget(10), Workers("test", 1))
     requests, payloads, read = saved("abcdef")
-    payloads[5].users = 5
-    for index in (5, 4, 5, 3, 5, 2, 5, 1, 5, 0):
+    payloads[5].users = users
+    for index in order:
         prefetcher.asked(requests, index)
     assert requests.asked == (5, 4, 3, 2, 1, 0)
     assert read == [4, 3, 2, 1, 0]
     prefetcher.asked(requests, 5)
     assert requests.asked == (5,)
     assert read == 2 * [4, 3, 2, 1, 0]
-
-
-def test_what_is_made_of_it_several_times_begins_no_backward_anew():
-    prefetcher = Prefetcher(ByteBudget(10), Workers("test", 1))
-    requests, payloads, read = saved("abcdef")
-    for index in (5, 4, 4, 3, 2, 3, 3, 1, 0):
-        prefetcher.asked(requests, index)
-    assert len(payloads) == 6  # alive until now
-    assert requests.asked == (5, 4, 3, 2, 1, 0)
-    assert read == [4, 3, 2, 1, 0]
 
 
 class Leased(Known):
