@@ -11,7 +11,16 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+import tensorstash as ts
 from tensorstash.backends.paddle.packed import Scope, Unhooked
+from tensorstash.stores.memory import Memory
+
+STASHES = {
+    "keep": lambda: ts.stash(ts.Keep(), min_bytes=0, framework="paddle"),
+    "kept for its size": lambda: ts.stash(ts.Compress(min_ratio=1), framework="paddle"),
+    "compress": lambda: ts.stash(ts.Compress(min_ratio=1), min_bytes=0, framework="paddle"),
+    "memory": lambda: ts.stash(ts.StoreIn(Memory()), min_bytes=0, framework="paddle"),
+}
 
 
 def run_alone(program: str) -> str:

@@ -1,5 +1,7 @@
 """A wrapped layer of Paddle can be compiled, exported, copied and pickled, and stays wrapped where it should."""
 
+import warnings
+
 import paddle
 import pytest
 from paddle import nn
@@ -72,3 +74,8 @@ def test_a_program_of_the_whole_model_runs_and_says_that_nothing_is_seen(x, wrap
     handle = handle or wrapped(compiled)
     with pytest.warns(StaticGraphWarning):
         compiled(x).sum().backward()
+    assert not handle.stats().stashed.tensors
+    handle.remove()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StaticGraphWarning)
+        compiled(x)

@@ -3,10 +3,9 @@
 import paddle
 import pytest
 from paddle.autograd import saved_tensors_hooks
-from paddle_cases import bits, leaf, noise
+from paddle_cases import STASHES, bits, leaf, noise
 
 import tensorstash as ts
-from tensorstash.stores.memory import Memory
 
 PROGRAMS = {
     "add": lambda a, b: a * a + a * 2.0 + b,
@@ -26,13 +25,7 @@ PROGRAMS = {
     "maximum": lambda a, b: paddle.maximum(a * a, b) * b,
     "norm": lambda a, b: paddle.sqrt((a * a + b * b).sum()) * a,
 }
-SCOPES = {
-    "keep": lambda: ts.stash(ts.Keep(), min_bytes=0, framework="paddle"),
-    "kept for its size": lambda: ts.stash(ts.Compress(min_ratio=1), framework="paddle"),
-    "compress": lambda: ts.stash(ts.Compress(min_ratio=1), min_bytes=0, framework="paddle"),
-    "memory": lambda: ts.stash(ts.StoreIn(Memory()), min_bytes=0, framework="paddle"),
-    "a pair that copies": lambda: saved_tensors_hooks(lambda x: x.numpy(), paddle.to_tensor),
-}
+SCOPES = {**STASHES, "a pair that copies": lambda: saved_tensors_hooks(lambda x: x.numpy(), paddle.to_tensor)}
 
 
 def derivatives(program, scope):

@@ -7,10 +7,9 @@ import paddle
 import paddle.nn.functional as functional
 import pytest
 from paddle.autograd import saved_tensors_hooks
-from paddle_cases import bits
+from paddle_cases import STASHES, bits
 
 import tensorstash as ts
-from tensorstash.stores.memory import Memory
 
 pytestmark = pytest.mark.filterwarnings("ignore::paddle.utils.deprecated.VisibleDeprecationWarning")
 
@@ -34,10 +33,7 @@ def transposed(logits):
 PROGRAMS = {"hard labels": loss_and_softmax, "soft labels": soft_labels, "strided": transposed}
 
 SCOPES = {
-    "keep": lambda: ts.stash(ts.Keep(), min_bytes=0, framework="paddle"),
-    "kept for its size": lambda: ts.stash(ts.Compress(min_ratio=1), framework="paddle"),
-    "compress": lambda: ts.stash(ts.Compress(min_ratio=1), min_bytes=0, framework="paddle"),
-    "memory": lambda: ts.stash(ts.StoreIn(Memory()), min_bytes=0, framework="paddle"),
+    **STASHES,
     "a pair that passes through": lambda: saved_tensors_hooks(lambda x: x, lambda x: x),
     "a pair that returns its own copy each time": lambda: saved_tensors_hooks(lambda x: x.clone(), lambda x: x),
 }

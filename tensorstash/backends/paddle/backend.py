@@ -11,7 +11,7 @@ from paddle.nn import Layer
 from tensorstash.backends.paddle.calls import scope_calls
 from tensorstash.backends.paddle.checkpoints import PaddleRepeats, is_checkpointed
 from tensorstash.backends.paddle.eligibility import Parameters
-from tensorstash.backends.paddle.hooks import HookScope, HookStack, Suspended
+from tensorstash.backends.paddle.hooks import HookScope, HookStack
 from tensorstash.backends.paddle.layout import elements, place_name, rebuilt, spec_of
 from tensorstash.backends.paddle.nodes import node_of
 from tensorstash.backends.paddle.readers import Readers
@@ -92,7 +92,7 @@ class PaddleBackend:
         return HookScope(_STACK, without_autocast(pack), without_autocast(unpack), private=trusted)
 
     def suspended(self) -> AbstractContextManager[None]:
-        return Suspended(_STACK)
+        return HookScope(_STACK)
 
     def nbytes(self, tensor: Tensor, /) -> int:
         return prod(tensor.shape) * tensor.element_size()

@@ -53,24 +53,20 @@ class HookStack:
         """Return the innermost scope of this thread."""
         return self._innermost.get(get_ident())
 
-    def push(
-        self, source: object, pack: Pack, unpack: Unpack, *, private: bool = False, suspends: bool = False
-    ) -> None:
-        """Put a pair in force for this thread.
+    def push(self, source: object, pack: Pack | None, unpack: Unpack | None, *, private: bool = False) -> None:
+        """Put a pair in force for this thread, as :class:`HookScope` says.
 
         Args:
             source: who enters it.
             pack: of the pair.
             unpack: of the pair.
-            private: whether a result of ``unpack`` is either the saved tensor's memory or nobody else's.
-            suspends: whether no pair is in force while this one is the innermost, not even this.
+            private: likewise.
 
         Raises:
             BackendError: a pair is in force that could not be put back.
         """
         with self._lock:
             scope = Scope(source, pack, unpack, private=private)
-            scope.ready = not suspends
             if not self.is_registered:
                 self.is_registered = True  # first: an interrupt may leave it registered
                 try:
@@ -213,7 +209,8 @@ class HookScope(Block):
 
     Args:
         stack: where it is entered.
-        pack: runs with gradient recording off, as does ``unpack``.
+        pack: runs with gradient recording off, as does ``unpack``; without one, no pair is in force but those that are
+            entered inside.
         unpack: called from whatever thread asks for the tensor.
         private: whether a result of ``unpack`` is either the saved tensor's memory or nobody else's.
 
@@ -223,7 +220,9 @@ class HookScope(Block):
 
     __slots__ = ("_pack", "_private", "_stack", "_unpack")
 
-    def __init__(self, stack: HookStack, pack: Pack, unpack: Unpack, *, private: bool = False) -> None:
+    def __init__(
+        self, stack: HookStack, pack: Pack | None = None, unpack: Unpack | None = None, *, private: bool = False
+    ) -> None:
         self._stack = stack
         self._pack = pack
         self._unpack = unpack
@@ -239,26 +238,6 @@ class HookScope(Block):
         self._stack.drop(self)
 
     finish = undo
-
-
-class Suspended(HookScope):
-    """No hooks for this thread and one block of code; pairs that are entered inside are in force.
-
-    Args:
-        stack: where it is entered.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, stack: HookStack) -> None:
-        super().__init__(stack, _never_called, _never_called)
-
-    def enter(self) -> None:
-        self._stack.push(self, self._pack, self._unpack, suspends=True)
-
-
-def _never_called(value: Any) -> Any:
-    raise AssertionError("hooks were called that are suspended")
 
 
 def without_recording(hook: Callable[[Any], Any], value: Any) -> Any:

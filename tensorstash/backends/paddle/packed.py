@@ -23,20 +23,20 @@ class Scope:
 
     Args:
         source: who entered it and will leave it.
-        pack: called on this thread only.
+        pack: called on this thread only; None where no pair is in force.
         unpack: called from any thread.
         private: whether a result of ``unpack`` is either the saved tensor's memory or nobody else's.
     """
 
     __slots__ = ("failure", "pack", "private", "ready", "recent", "settings", "source", "thread", "unpack")
 
-    def __init__(self, source: object, pack: Pack, unpack: Unpack, *, private: bool = False) -> None:
+    def __init__(self, source: object, pack: Pack | None, unpack: Unpack | None, *, private: bool = False) -> None:
         self.private = private
         self.source: object = source
-        self.pack = pack
-        self.unpack = unpack
+        self.pack: Any = pack
+        self.unpack: Any = unpack
         self.thread = get_ident()
-        self.ready = True  # not inside pack, whose own operations are none of the pair's business
+        self.ready = pack is not None  # nor inside pack, whose own operations are none of the pair's business
         self.failure: BaseException | None = None
         self.recent: list[tuple[Tensor, object]] = []
         self.settings: dict[int, tuple[Hashable, ...]] = {}
@@ -44,14 +44,10 @@ class Scope:
     def end(self) -> BaseException | None:
         """Drop the parts that only the block needs; return an exception of ``pack`` that nobody has got."""
         failure, self.failure = self.failure, None
-        self.source, self.pack = None, _ended  # they may hold an exception, and its traceback a saved tensor
+        self.source = self.pack = None  # they may hold an exception, and its traceback a saved tensor
         self.recent.clear()
         self.settings.clear()
         return failure
-
-
-def _ended(tensor: Tensor) -> Any:
-    raise AssertionError("a scope that has ended was asked to pack")
 
 
 def unhooked(tensor: Tensor | None, scope: Scope | None) -> "Unhooked | NotPacked | Absent":

@@ -22,10 +22,10 @@ def outcomes(job: str, cases: Iterable[Case], seconds: float | None = None) -> I
     Args:
         job: the name of a function in :mod:`paddle_operators.jobs`, or a dotted one.
         cases: which.
-        seconds: how long to go on; for ever if left out.
+        seconds: how long to go on after the first; for ever if left out.
     """
     wanted = list(cases)
-    until = None if seconds is None else monotonic() + seconds
+    until = None
     while wanted:
         with _worker(job if "." in job else f"paddle_operators.jobs.{job}", wanted) as process:
             assert process.stdout is not None
@@ -33,7 +33,8 @@ def outcomes(job: str, cases: Iterable[Case], seconds: float | None = None) -> I
                 case, outcome = json.loads(line)
                 del wanted[0]
                 yield Case(**case), outcome
-                if until is not None and monotonic() > until:
+                until = until or (seconds and monotonic() + seconds)
+                if until and monotonic() > until:
                     process.kill()
                     return
         if wanted:

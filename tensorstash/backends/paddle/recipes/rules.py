@@ -82,7 +82,7 @@ _RULES = (
     Rule("silu", "SiluGradNode", 1, F.silu),
     Rule("silu", "SwishGradNode", 1, F.swish),
     Rule("glu", "SwigluGradNode", 2, _operators.swiglu),
-    Rule("gelu", "GeluGradNode", 1, lambda approximate, x: F.gelu(x, approximate), has_settings=True),
+    Rule("gelu", "GeluGradNode", 1, lambda *given: F.gelu(given[-1], *given[:-1]), has_settings=True),
     Rule(
         "layer_norm",
         _LAYER_NORM,

@@ -19,11 +19,16 @@ _REMEMBERED = 65536
 
 Settings = tuple[Hashable, ...]
 
+_TENSORS: Mapping[str, int] = MappingProxyType(
+    {"gelu": 1, "layer_norm": 3, "batch_norm": 5, "batch_norm_": 5, "dropout": 2}
+)
+"""How many tensors stand before the settings of an operation."""
+
 
 def repair(stack: HookStack) -> None:
     """Let operations note their settings in the scope in force, by the address of the new node."""
 
-    def noting(original: Callable[..., Any], settings: Callable[..., Settings]) -> Callable[..., Any]:
+    def noting(original: Callable[..., Any], tensors: int) -> Callable[..., Any]:
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             made = original(*args, **kwargs)
@@ -32,24 +37,11 @@ def repair(stack: HookStack) -> None:
             if scope is not None and isinstance(output, Tensor) and not output.is_leaf:
                 if len(scope.settings) >= _REMEMBERED:
                     scope.settings.clear()
-                scope.settings[node_of(output).node_ptr()] = settings(*args, **kwargs)
+                named = (kwargs[name] for name in kwargs if name == "approximate")  # nothing else comes by name
+                scope.settings[node_of(output).node_ptr()] = (*args[tensors:], *named)
             return made
 
         return call
 
-    for name, settings in _NOTED.items():
-        setattr(_C_ops, name, noting(getattr(_C_ops, name), settings))
-
-
-def _gelu(x: Tensor, approximate: bool = False, *_: object, **__: object) -> Settings:
-    return (approximate,)
-
-
-def _after(tensors: int) -> Callable[..., Settings]:
-    return lambda *args: args[tensors:]
-
-
-_NOTED: Mapping[str, Callable[..., Settings]] = MappingProxyType(
-    {"gelu": _gelu, "layer_norm": _after(3), "batch_norm": _after(5), "batch_norm_": _after(5), "dropout": _after(2)}
-)
-"""The settings of a call, by the name of the operation."""
+    for name, tensors in _TENSORS.items():
+        setattr(_C_ops, name, noting(getattr(_C_ops, name), tensors))

@@ -12,7 +12,7 @@ repair             fault of Paddle                                             u
 ``pylayer``        ``save_for_backward`` crashes on lists, refuses numbers,              ``test_paddle_pylayer``
                    unpacks tuples by element, loses ``stop_gradient``
 ``surroundings``   hooks run under the user's autocast                                   ``test_paddle_amp``
-``surroundings``   ``jit.to_static`` hides what it saves from hooks                      ``test_paddle_static``
+``surroundings``   ``jit.to_static`` hides what it saves from hooks                      ``test_paddle_calls``
 =================  ==========================================================  ========  =========================
 
 Beside them, :mod:`tensorstash.backends.paddle.repairs.writers` guards operations whose backward writes into what they
