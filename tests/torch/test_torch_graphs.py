@@ -19,14 +19,14 @@ def block(width=16, heads=2):
     return nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.1, batch_first=True)
 
 
-def gradients(model, x, around=nullcontext, inside=None, **backward):
+def gradients(model, x, around=nullcontext, inside=None):
     """Gradients of every parameter and of x; ``around`` is in force for the forward."""
     model.zero_grad()
     x = x.detach().requires_grad_()
     torch.manual_seed(1)
     with around():
-        loss = (inside or model)(x * 1).square().sum()
-    loss.backward(**backward)
+        loss = (inside or model)(x * 1).float().square().sum()
+    loss.backward()
     return [x.grad, *(parameter.grad.clone() for parameter in model.parameters())]
 
 
@@ -125,33 +125,21 @@ def test_save_on_cpu_inside_takes_over_and_gives_back(pair, same_bits):
 
 def test_backward_under_autocast_computes_as_without_hooks(pair, same_bits):
     model, x = block(), torch.randn(2, 5, 16)
-
-    def run(around):
-        model.zero_grad()
-        leaf = x.clone().requires_grad_()
-        torch.manual_seed(1)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            with around():
-                loss = model(leaf * 1).float().square().sum()
-            loss.backward()
-        return [leaf.grad, *(parameter.grad.clone() for parameter in model.parameters())]
-
-    plain = run(nullcontext)
-    assert same_bits(plain, run(pair.hooks))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain, hooked = gradients(model, x), gradients(model, x, pair.hooks)
+    assert same_bits(plain, hooked)
     assert pair.copied
 
 
 def test_custom_function_with_none_and_masks(pair, same_bits):
-    start, weight = torch.randn(3, 4), nn.Parameter(torch.randn(5, 4))
+    x, weight = torch.randn(3, 4, requires_grad=True), nn.Parameter(torch.randn(5, 4))
 
     def run(around):
-        x = start.clone().requires_grad_()
         with around():
             y, _ = Fused.apply(x * 1, weight, True)
         return torch.autograd.grad(y.sum(), (x, weight))
 
-    plain = run(nullcontext)
-    assert same_bits(plain, run(pair.hooks))
+    assert same_bits(run(nullcontext), run(pair.hooks))
     assert pair.copied[(3, 5)] == 1
     assert pair.kept["parameter"] == 1
 

@@ -14,14 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
 
-def test_views_of_parameters_of_any_class_are_kept(backend):
-    class FlatWeight(nn.Parameter):
-        pass
-
-    weight = FlatWeight(torch.randn(4, 4), requires_grad=False)
-    assert backend.keep_reason(weight) == "parameter"
-    assert type(weight.t()) is torch.Tensor
-    assert backend.keep_reason(weight.t()) == "view of a parameter"
+class FlatWeight(nn.Parameter):
+    pass
 
 
 class Labelled(torch.Tensor):
@@ -36,7 +30,29 @@ def nested(**layout):
     return torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], **layout)
 
 
+def fake():
+    with FakeTensorMode():
+        return torch.randn(3)
+
+
+def observed(transform):
+    """Return a tensor inside of a transform."""
+    seen = []
+    transform(lambda x: seen.append(x * 1) or seen[0].sum())(torch.randn(3))
+    return seen[0]
+
+
 KINDS = {
+    "parameter of a class of its own": (lambda: FlatWeight(torch.randn(4, 4), requires_grad=False), "parameter"),
+    "view of one": (lambda: FlatWeight(torch.randn(4, 4), requires_grad=False).t(), "view of a parameter"),
+    "buffer": (lambda: nn.Buffer(torch.randn(3)), None),
+    "array of NumPy": (lambda: torch.from_numpy(np.zeros(8, np.float32)), "memory of another library"),
+    "lent": (lambda: torch.from_dlpack(np.zeros(8, np.float32)), "memory of another library"),
+    "shared with processes": (lambda: torch.randn(8).share_memory_(), "memory of another library"),
+    "part of a shared one": (lambda: torch.randn(8).share_memory_()[2:], "memory of another library"),
+    "fake": (fake, "no real memory"),
+    "under vmap": (lambda: observed(torch.func.vmap), "function transform"),
+    "under grad": (lambda: observed(torch.func.grad), "function transform"),
     "sparse": (lambda: torch.eye(4).to_sparse(), "sparse layout"),
     "sparse rows": (lambda: torch.eye(4).to_sparse_csr(), "sparse layout"),
     "sparse columns": (lambda: torch.eye(4).to_sparse_csc(), "sparse layout"),
@@ -59,16 +75,11 @@ if torch.backends.mkldnn.is_available():
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of kinds that are deprecated, or in beta
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_cannot_be_rebuilt_is_kept_and_can_be_described(backend, kind):
+def test_what_cannot_be_rebuilt_or_is_not_ours_is_kept_and_can_be_described(backend, kind):
     make, reason = KINDS[kind]
     tensor = make()
     assert backend.keep_reason(tensor) == reason
     assert backend.describe(tensor).endswith(f" on {tensor.device}")
-
-
-def test_fake_tensors_are_kept(backend):
-    with FakeTensorMode():
-        assert backend.keep_reason(torch.randn(3)) == "no real memory"
 
 
 def test_a_sparse_tensor_has_no_size_and_a_nested_one_has(backend):
@@ -77,19 +88,6 @@ def test_a_sparse_tensor_has_no_size_and_a_nested_one_has(backend):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert [backend.nbytes(each) for each in (nested(), nested(layout=torch.jagged))] == [72, 72]
-
-
-def test_tensors_under_function_transforms_are_kept(backend):
-    reasons = []
-
-    def observe(x):
-        y = x * 1
-        reasons.append(backend.keep_reason(y))
-        return y.sum()
-
-    torch.func.vmap(observe)(torch.randn(2, 3))
-    torch.func.grad(observe)(torch.randn(3))
-    assert reasons == ["function transform", "function transform"]
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
@@ -129,18 +127,6 @@ def test_distributed_tensors_are_kept(backend):
         assert backend.describe(tensor) == "DTensor float32(4, 4) on cpu"
     finally:
         dist.destroy_process_group()
-
-
-def test_memory_of_another_library_is_kept(backend):
-    shared = torch.randn(8).share_memory_()
-    lent = torch.from_dlpack(np.zeros(8, np.float32))
-    for tensor in (torch.from_numpy(np.zeros(8, np.float32)), shared, shared[2:], lent):
-        assert backend.keep_reason(tensor) == "memory of another library"
-    assert backend.keep_reason(torch.zeros(8)) is None
-
-
-def test_buffers_can_be_stashed(backend):
-    assert backend.keep_reason(nn.Buffer(torch.randn(3))) is None
 
 
 def test_user_dispatch_modes_are_no_tracing(backend):

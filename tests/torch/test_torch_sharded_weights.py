@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ import torch.distributed as dist
 from memory_programs import LIMITS, POLICIES
 from submissions import Submissions
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import tensorstash as ts
-
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build has no torch.distributed")
 
 WIDTH = 16
 
@@ -59,8 +62,6 @@ ALIASES = {
 
 
 def sharded(alias):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (1,))
     model = nn.Sequential(Aliased(alias), Aliased(alias))
@@ -82,10 +83,7 @@ class Local(nn.Module):
         return x + nn.functional.linear(hidden, down) * down.detach()[:, 0]
 
 
-def sharded_on_two_axes(_):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import Shard, distribute_tensor
+def sharded_on_two_axes():
 
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "columns"))
     model = nn.Sequential(Local(), Local())
@@ -101,10 +99,13 @@ def local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def trained(make, alias, around):
+MAKERS = {name: partial(sharded, alias) for name, alias in ALIASES.items()} | {"to_local": sharded_on_two_axes}
+
+
+def trained(make, around):
     """Train three steps; return the gradients and parameters of each."""
     torch.manual_seed(0)
-    model = make(alias)
+    model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = []
     for _ in range(3):
@@ -121,18 +122,16 @@ def trained(make, alias, around):
 
 @pytest.mark.parametrize("limits", ["default", "synchronous"])
 @pytest.mark.parametrize("policy", ["memory", "compress | disk"])
-@pytest.mark.parametrize("kind", [*ALIASES, "to_local"])
-def test_a_model_trains_as_without_hooks(kind, policy, limits, tmp_path, same_bits):
-    make, alias = (sharded_on_two_axes, None) if kind == "to_local" else (sharded, ALIASES[kind])
-    plain = trained(make, alias, nullcontext)
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_model_trains_as_without_hooks(make, policy, limits, tmp_path, same_bits):
+    plain = trained(make, nullcontext)
     stash = ts.stash(POLICIES[policy](str(tmp_path)), framework="torch", min_bytes=0, limits=LIMITS[limits])
-    assert same_bits(plain, trained(make, alias, lambda: stash))
+    assert same_bits(plain, trained(make, lambda: stash))
     assert stash.stats().stashed.tensors > 10
 
 
-@pytest.mark.parametrize("kind", [*ALIASES, "to_local"])
-def test_unsharded_weights_are_free_between_forward_and_backward(kind, tmp_path, monkeypatch):
-    from torch.distributed.fsdp._fully_shard import _fsdp_param
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_unsharded_weights_are_free_between_forward_and_backward(make, tmp_path, monkeypatch):
 
     freed, free = [], _fsdp_param.free_storage
 
@@ -142,9 +141,8 @@ def test_unsharded_weights_are_free_between_forward_and_backward(kind, tmp_path,
 
     monkeypatch.setattr(_fsdp_param, "free_storage", recorded)
     submissions = Submissions.watch(monkeypatch)
-    make, alias = (sharded_on_two_axes, None) if kind == "to_local" else (sharded, ALIASES[kind])
     torch.manual_seed(0)
-    model = make(alias)
+    model = make()
     stash = ts.stash(ts.DiskSpill(str(tmp_path)), framework="torch", min_bytes=0)
     with stash:
         loss = model(torch.randn(6, WIDTH) * 1.0).square().mean()
@@ -186,7 +184,6 @@ class Alternating(nn.Module):
 @pytest.mark.parametrize("line", ["recompute", "recompute | disk_spill"])
 @pytest.mark.parametrize("outside", [nn.BatchNorm1d(WIDTH), nn.GELU(), nn.Tanh()], ids=["norm", "gelu", "tanh"])
 def test_what_is_made_of_weights_that_are_freed_by_then_is_not_made_again(outside, weight, line, same_bits):
-    from torch.distributed.fsdp import fully_shard
 
     def train(wrapped):
         torch.manual_seed(0)
