@@ -304,7 +304,7 @@ def wrap(
     scopes: list[tuple[object, Any, str]] = [(model, session.scope, method) for method in names]
     scopes += [(modules[place], partial(session.module, name), "forward") for place, name in named.items()]
     for place, name in blocks.items():
-        session.regions[name] = Region(name)
+        session.regions[name] = Region(name, backend)
         scopes.append((modules[place], partial(session.region, name), "forward"))
     with ExitStack() as undo_all:
         # At last; a copy that is unwrapped says nothing of the model.

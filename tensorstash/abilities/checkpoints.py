@@ -1,6 +1,6 @@
 """Modules that a framework computes again in backward, by a function of its own."""
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 CHECKPOINTED = "checkpointed"
 
@@ -15,12 +15,13 @@ class Region:
 
     Args:
         name: of the module.
+        backend: of the module.
     """
 
-    __slots__ = ("_measured", "fate", "name", "refusal", "saved_bytes", "seconds", "written")
+    __slots__ = ("_measured", "backend", "fate", "name", "refusal", "saved_bytes", "seconds", "written")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, backend: Any = None) -> None:
+        self.name, self.backend = name, backend
         self.fate = CHECKPOINTED
         """Its treatment in the plan of the step, unless it is refused."""
         self.refusal: str | None = None
@@ -43,6 +44,11 @@ class Region:
         """Whether it was proved that the block can be computed again."""
         return self.refusal == ""
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether its next call is measured, which makes the program wait for a device: its first few are."""
+        return self._measured < _MEASURED
+
     def judged(self, refusal: str, written: tuple[str, ...] = (), saved_bytes: int = 0) -> None:
         """Note the result of the proof."""
         self.refusal, self.written, self.saved_bytes = refusal, written, saved_bytes
@@ -50,11 +56,6 @@ class Region:
     def planned(self, fate: str) -> None:
         """Note its treatment in the plan of the next step."""
         self.fate = fate
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether its next call is measured, which makes the program wait for a device: its first few are."""
-        return self._measured < _MEASURED
 
     def took(self, seconds: float) -> None:
         """Note how long a measured call took."""
@@ -70,6 +71,9 @@ class SupportsCheckpoints(Protocol):
     computed again in backward. The first call proves the module: one that cannot be repeated to the bit is noted in the
     region and called as ever.
     """
+
+    repeats: Any
+    """The part of the framework, a :class:`~tensorstash.backends.repeat.Repeats`."""
 
     def is_checkpointed(self) -> bool:
         """Return whether somebody else computes again, in backward, the present work of this thread."""

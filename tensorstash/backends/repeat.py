@@ -1,11 +1,13 @@
 """A call of a module that is computed again in backward, in any framework, and the proof that it can be."""
 
 import random
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
-from typing import Any, ClassVar
+from types import CodeType, FrameType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -14,6 +16,12 @@ from tensorstash.abilities.checkpoints import ALREADY, Region
 _HOOKS = {"_forward_pre_hooks", "_forward_hooks"}
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, slice, range)
+
+_WEIGHTS = {"parameter", "view of a parameter"}
+"""Reasons to keep a tensor whose bits nobody compares: sharding may take its memory away at any time."""
+
+Place = tuple[dict[str, Any], str]
+"""A dictionary of a module, and the name of a buffer in it."""
 
 
 class Repeats(ABC):
@@ -30,14 +38,10 @@ class Repeats(ABC):
     """Attributes in which the framework notes the first call of a module."""
     sets_back_host: ClassVar[bool]
     """Whether the framework sets Python's and NumPy's random numbers back, too."""
-
-    @abstractmethod
-    def is_in_backward(self) -> bool:
-        """Return whether this thread runs a backward, so that nothing is computed again later."""
-
-    @abstractmethod
-    def is_checkpointed(self, module: Any) -> bool:
-        """Return whether the model computes the module again by itself."""
+    rebuilds_outputs: ClassVar[bool]
+    """Whether the outputs of a module are put together again of their tensors."""
+    source: ClassVar[str]
+    """File of the framework's own checkpoints."""
 
     @abstractmethod
     def repeat(self, again: Callable[..., Any], module: Any, tensors: list[Any]) -> Any:
@@ -48,92 +52,54 @@ class Repeats(ABC):
         """Wait until the devices of tensors have done all that they were told."""
 
     @abstractmethod
-    def buffers(self, module: Any) -> dict[str, Any]:
-        """Return the tensors of a module that a call may write, by their names."""
+    def is_buffer(self, value: Any) -> bool:
+        """Return whether a parameter, buffer or None that a module holds is a tensor that its calls may write."""
 
     @abstractmethod
-    def unwritten(self, module: Any, names: tuple[str, ...]) -> AbstractContextManager[None]:
-        """Leave the buffers of these names as they are, whatever the block writes."""
-
-    @abstractmethod
-    def own(self, module: Any) -> frozenset[int]:
-        """Return the numbers by which ``memory_of`` knows the buffers of a module."""
-
-    @abstractmethod
-    def memory_of(self, tensor: Any, own: frozenset[int]) -> int | None:
-        """Return which weight or buffer a tensor is or is a view of; None if it is neither."""
-
-    @abstractmethod
-    def digest(self, tensor: Any, own: frozenset[int]) -> Hashable:
-        """Return a key, equal for tensors of one kind with the same bits; of a weight or a buffer, its identity."""
-
-    @abstractmethod
-    def address(self, tensor: Any) -> int:
-        """Return a key that tells a live tensor from others, also where hooks get it."""
+    def digest(self, tensor: Any) -> Hashable:
+        """Return a key of the bits of a tensor."""
 
     @abstractmethod
     def copied(self, tensor: Any) -> Any:
         """Return a copy that is no leaf and requires grad as the tensor does."""
 
     @abstractmethod
-    def version(self, tensor: Any) -> int:
-        """Return how often a tensor was written."""
+    def same_numbers(self, tensors: list[Any]) -> AbstractContextManager[None]:
+        """Set the framework's random numbers back at the end, on the devices of tensors, too."""
 
-    @abstractmethod
-    def saving(self, pack: Callable[[Any], None], unpack: Callable[[None], Any]) -> AbstractContextManager[None]:
-        """Install hooks for this thread."""
 
-    @abstractmethod
-    def leaves(self, outputs: Any) -> tuple[list[Any], str]:
-        """Return the tensors in a module's result, and the reason why it cannot be computed again."""
-
-    @abstractmethod
-    def random_state(self, tensors: list[Any]) -> Callable[[], None]:
-        """Return a function that sets the framework's random numbers back to their present state."""
-
-    @abstractmethod
-    def parts(self, module: Any) -> Iterable[tuple[str, Any]]:
-        """Return a module and those inside, with their names."""
-
-    @abstractmethod
-    def is_weight(self, value: object) -> bool:
-        """Return whether a value is a weight or a view of one."""
-
-    @abstractmethod
-    def is_checkpoint_saving(self) -> bool:
-        """Return whether the hook that is running is called for a checkpoint inside."""
+def is_below(wanted: Callable[[CodeType], bool]) -> bool:
+    """Return whether a function that is wanted has called, by however many others, this one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not wanted(frame.f_code):
+        frame = frame.f_back
+    return frame is not None
 
 
 def call_again(
-    framework: Repeats,
-    region: Region,
-    module: Any,
-    call: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    region: Region, module: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Call a module so that backward calls it again, if it is proved that it can be, and as ever otherwise.
 
     Args:
-        framework: of the module.
         region: record of the module; gets the result of the proof.
         module: in training.
         call: of the module.
         args: of the call.
         kwargs: of the call.
     """
-    if not region.is_wanted or region.refusal or not module.training or framework.is_in_backward():
+    if not region.is_wanted or region.refusal or not module.training:
         return call(*args, **kwargs)
-    if framework.is_checkpointed(module):
-        region.judged(region.refusal or ALREADY)
-        return call(*args, **kwargs)
+    backend, framework = region.backend, region.backend.repeats
     tensors: list[Any] = []
     opaque: list[object] = []
     build = taken_apart((args, kwargs), framework, tensors, opaque)
-    if opaque:
+    if backend.is_checkpointed() or vars(module).get("gradient_checkpointing"):
+        region.judged(ALREADY)
+    elif opaque:
         region.judged(f"takes a {type(opaque[0]).__qualname__}, which a second call may find changed")
     elif region.refusal is None:
-        region.judged(*_proof(framework, module, call, tensors, build))
+        region.judged(*_proof(backend, module, call, tensors, build))
     if not region.is_repeated:
         return call(*args, **kwargs)
 
@@ -141,7 +107,9 @@ def call_again(
 
     def again(*tensors: Any) -> Any:
         args, kwargs = build(tensors)
-        with framework.unwritten(module, region.written) if is_again else nullcontext():
+        written = region.written if is_again else ()
+        places = _buffers(backend, module) if written else {}
+        with _unwritten([places[name] for name in written]):
             return call(*args, **kwargs)
 
     if not region.is_measured:
@@ -176,78 +144,89 @@ def taken_apart(value: Any, framework: Repeats, tensors: list[Any], opaque: list
 
 
 def _proof(
-    framework: Repeats, module: Any, call: Callable[..., Any], tensors: list[Any], build: Callable[[Any], Any]
+    backend: Any, module: Any, call: Callable[..., Any], tensors: list[Any], build: Callable[[Any], Any]
 ) -> tuple[str, tuple[str, ...], int]:
     """Return why a module cannot be called again, empty if it can, the buffers that a call writes, and the saved bytes.
 
     It runs twice on copies, from the same random numbers, and both runs have to save the same bits. Its attributes and
     buffers are put back.
     """
-    buffers = framework.buffers(module)
-    before = {name: framework.digest(buffer, frozenset()) for name, buffer in buffers.items()}
+    places = _buffers(backend, module)
+
+    def digests() -> dict[str, Hashable]:
+        return {name: backend.repeats.digest(space[key]) for name, (space, key) in places.items()}
+
+    before = digests()
     drawn: list[str] = []
-    with framework.unwritten(module, tuple(buffers)), _quiet(framework, module) as changed:
-        own = framework.own(module)
-        first, second = _Run(framework, own), _Run(framework, own)
-        for run in (first, second):
-            with _same_numbers(framework, tensors) as numbers:
-                run.of(call, tensors, build)
+    runs = []
+    with _unwritten(places.values()), _quiet(backend, module) as changed:
+        own = {_address(backend, space[key]) for space, key in places.values()}
+        for _ in range(2):
+            with _same_numbers(backend.repeats, tensors) as numbers:
+                runs.append(_run(backend, call, tensors, build, own))
             drawn += numbers
-        after = framework.buffers(module)
-        written = tuple(name for name in buffers if framework.digest(after[name], frozenset()) != before[name])
+        written = tuple(name for name, digest in digests().items() if digest != before[name])
+    first, second = runs
     refusal = first.refusal or (f"keeps a value of its own in {changed[0]}" if changed else "")
     refusal = refusal or (f"draws numbers from {drawn[0]}, which is not set back" if drawn else "")
     refusal = refusal or ("saves other values when it is called again" if first.saved != second.saved else "")
-    return refusal, written, sum(first.sizes.values())
+    return refusal, written, first.nbytes
 
 
-class _Run:
-    """One call of a module on copies of its arguments, and the digests of its saved and returned tensors.
+class _Run(NamedTuple):
+    refusal: str
+    saved: list[Hashable]
+    """Keys of the saved and returned tensors."""
+    nbytes: int
+    """Saved beside weights, buffers and arguments; equal bits count once."""
 
-    Args:
-        framework: of the module.
-        own: the memory of the module, which a call may write.
-    """
 
-    def __init__(self, framework: Repeats, own: frozenset[int]) -> None:
-        self._framework = framework
-        self._own = own
-        self._given: frozenset[int] = frozenset()
-        self.sizes: dict[Hashable, int] = {}
-        """Saved bytes beside weights, buffers and arguments; equal bits count once."""
-        self.saved: list[Hashable] = []
-        self.refusal = ""
+def _run(
+    backend: Any, call: Callable[..., Any], tensors: list[Any], build: Callable[[Any], Any], own: set[int]
+) -> _Run:
+    """Call a module on copies of its arguments; ``own`` are the addresses of its buffers, which it may write."""
+    framework = backend.repeats
+    copies = [framework.copied(tensor) for tensor in tensors]
+    versions = [backend.version(copy) for copy in copies]
+    given = {_address(backend, copy) for copy in copies}
+    args, kwargs = build(copies)
+    parts = _parts((args, kwargs))
+    found: list[Hashable] = []
+    sizes: dict[Hashable, int] = {}
+    is_done = False
 
-    def of(self, call: Callable[..., Any], tensors: list[Any], build: Callable[[Any], Any]) -> None:
-        """Call it."""
-        framework = self._framework
-        copies = [framework.copied(tensor) for tensor in tensors]
-        versions = [framework.version(copy) for copy in copies]
-        self._given = frozenset(framework.address(copy) for copy in copies)
-        args, kwargs = build(copies)
-        parts = _parts((args, kwargs))
-        try:
-            with framework.saving(self._pack, _refuse):
-                outputs = call(*args, **kwargs)
-        except WantsBack:
-            self.refusal = "computes gradients of its own"
-            return
-        leaves, refusal = framework.leaves(outputs)
-        self.refusal = self.refusal or refusal
-        self.saved += [framework.digest(leaf, self._own) for leaf in leaves]
-        left = _parts((args, kwargs))
-        is_same = len(left) == len(parts) and all(one is other for one, other in zip(left, parts, strict=True))
-        if not is_same or [framework.version(copy) for copy in copies] != versions:
-            self.refusal = "writes its arguments in place"
+    def pack(tensor: Any) -> None:
+        nonlocal is_done
+        is_done |= is_below(lambda code: code.co_filename == framework.source)
+        found.append(_key(backend, tensor, own))
+        if isinstance(found[-1], tuple) and _address(backend, tensor) not in given:
+            sizes[found[-1]] = tensor.element_size() * int(tensor.numel())
 
-    def _pack(self, tensor: Any) -> None:
-        if self._framework.is_checkpoint_saving():
-            self.refusal = ALREADY
-        framework = self._framework
-        digest = framework.digest(tensor, self._own)
-        self.saved.append(digest)
-        if framework.memory_of(tensor, self._own) is None and framework.address(tensor) not in self._given:
-            self.sizes[digest] = tensor.element_size() * int(tensor.numel())
+    try:
+        with backend.hooks(pack, _refuse, trusted=True):
+            outputs = call(*args, **kwargs)
+    except _WantsBack:
+        return _Run("computes gradients of its own", [], 0)
+    leaves: list[Any] = []
+    opaque: list[object] = []
+    taken_apart(outputs, framework, leaves, opaque)
+    found += [_key(backend, leaf, own) for leaf in leaves]
+    left = _parts((args, kwargs))
+    is_same = len(left) == len(parts) and all(one is other for one, other in zip(left, parts, strict=True))
+    refusal = ALREADY if is_done else ""
+    if opaque and framework.rebuilds_outputs:
+        refusal = refusal or f"returns a {type(opaque[0]).__qualname__}"
+    if not is_same or [backend.version(copy) for copy in copies] != versions:
+        refusal = "writes its arguments in place"
+    return _Run(refusal, found, sum(sizes.values()))
+
+
+class _WantsBack(Exception):  # noqa: N818  (no error: it ends a run)
+    """Raised where a run asks for a saved tensor."""
+
+
+def _refuse(packed: None) -> Any:
+    raise _WantsBack
 
 
 def _parts(value: Any) -> list[Any]:
@@ -259,19 +238,51 @@ def _parts(value: Any) -> list[Any]:
     return [value]
 
 
-class WantsBack(Exception):  # noqa: N818  (no error: it ends a run)
-    """Raised where a run asks for a saved tensor."""
+def _key(backend: Any, tensor: Any, own: set[int]) -> Hashable:
+    """Return a text for a weight or a buffer, a tuple with the digest of its bits for every other tensor."""
+    kind: str = backend.describe(tensor)
+    if backend.keep_reason(tensor) in _WEIGHTS or _address(backend, tensor) in own:
+        return kind
+    return kind, backend.repeats.digest(tensor)
 
 
-def _refuse(packed: None) -> Any:
-    raise WantsBack
+def _address(backend: Any, tensor: Any) -> int:
+    """Return a key that tells a live tensor from others, also where hooks get it."""
+    return id(tensor) if backend.keep_reason(tensor) else int(tensor.data_ptr())
+
+
+def _buffers(backend: Any, module: Any) -> dict[str, Place]:
+    """Return the places of the tensors of a module that its calls may write, by their names."""
+    return {
+        f"{name}.{key}".lstrip("."): (space, key)
+        for name, part in backend.named_modules(module)
+        for space in (part._buffers, part._parameters)
+        for key, value in space.items()
+        if backend.repeats.is_buffer(value)
+    }
 
 
 @contextmanager
-def _quiet(framework: Repeats, module: Any) -> Iterator[list[str]]:
+def _unwritten(places: Iterable[Place]) -> Iterator[None]:
+    """Leave buffers as they are, whatever a call writes: into copies, since backward would refuse a new version."""
+    held = [(space, key, space[key]) for space, key in places]
+    copies = {id(buffer): buffer.detach().clone() for _, _, buffer in held}
+    try:
+        for space, key, buffer in held:
+            space[key] = copies[id(buffer)]
+        yield
+    finally:
+        for space, key, buffer in held:
+            space[key] = buffer
+
+
+@contextmanager
+def _quiet(backend: Any, module: Any) -> Iterator[list[str]]:
     """Take the hooks of others off the modules inside, put their attributes back, and tell which were changed."""
+    framework = backend.repeats
     changed: list[str] = []
-    spaces = [(name, space) for name, part in framework.parts(module) for space in (vars(part), part._buffers)]
+    parts = backend.named_modules(module)
+    spaces = [(name, space) for name, part in parts for space in (vars(part), part._buffers)]
     held = [dict(space) for _, space in spaces]
     drawers: list[Any] = [one for space in held for one in space.values() if isinstance(one, framework.generator)]
     states = [one.get_state() for one in drawers]
@@ -285,7 +296,7 @@ def _quiet(framework: Repeats, module: Any) -> Iterator[list[str]]:
         for (name, space), before in zip(spaces, held, strict=True):
             space.update({kind: before[kind] for kind in _HOOKS & before.keys()})
             new = [key for key in space if space[key] is not before.get(key) and key not in framework.notes]
-            for key in [key for key in new if _is_value(framework, space[key])]:
+            for key in [key for key in new if _is_value(backend, space[key])]:
                 changed.append(f"{name}.{key}".lstrip("."))
                 if key in before:
                     space[key] = before[key]
@@ -295,9 +306,10 @@ def _quiet(framework: Repeats, module: Any) -> Iterator[list[str]]:
             drawer.set_state(state)
 
 
-def _is_value(framework: Repeats, value: object) -> bool:
-    kinds = (int, float, complex, framework.tensor, tuple, list, dict, framework.generator)
-    return isinstance(value, kinds) and not framework.is_weight(value)
+def _is_value(backend: Any, value: object) -> bool:
+    if isinstance(value, backend.repeats.tensor):
+        return backend.keep_reason(value) not in _WEIGHTS
+    return isinstance(value, (int, float, complex, tuple, list, dict, backend.repeats.generator))
 
 
 def _brings_weights(framework: Repeats, hook: Any) -> bool:
@@ -309,17 +321,13 @@ def _brings_weights(framework: Repeats, hook: Any) -> bool:
 def _same_numbers(framework: Repeats, tensors: list[Any]) -> Iterator[list[str]]:
     """Set all random numbers back at the end; tell whose were drawn that checkpoints do not set back."""
     drawn: list[str] = []
-    set_back = framework.random_state(tensors)
     pythons, numpys = random.getstate(), np.random.get_state()
     try:
-        yield drawn
+        with framework.same_numbers(tensors):
+            yield drawn
     finally:
-        if random.getstate() != pythons:
-            drawn.append("Python's random")
-            random.setstate(pythons)
-        if repr(np.random.get_state()) != repr(numpys):
-            drawn.append("NumPy's random")
-            np.random.set_state(numpys)
-        if framework.sets_back_host:
-            drawn.clear()
-        set_back()
+        if not framework.sets_back_host:
+            drawn += ["Python's random"] if random.getstate() != pythons else []
+            drawn += ["NumPy's random"] if repr(np.random.get_state()) != repr(numpys) else []
+        random.setstate(pythons)
+        np.random.set_state(numpys)

@@ -90,8 +90,7 @@ class Border:
         """Saved by blocks in a step, by the bytes of one call."""
         self._staying = 1.0
         """Left of that by recipes."""
-        self._recomputed_bytes = 0
-        self._link_bytes_per_s = 0.0
+        self._remade_bytes = 0
 
     def step_ended(self, saved_bytes: int, limit_bytes: int, ledger: Ledger, device: str = "cpu") -> None:
         """Plan the next step.
@@ -103,44 +102,37 @@ class Border:
             device: of the saved tensors.
         """
         blocks = [region for region in self._regions.values() if region.is_repeated]
-        if not blocks or (not self._has_grown(blocks, saved_bytes) and self._steps >= _STEPS):
+        there = sum(region.saved_bytes for region in blocks if not region.is_wanted)
+        has_grown = saved_bytes > self._least_bytes + self._scale * there
+        if not blocks or (not has_grown and self._steps >= _STEPS):
             return
         self._steps += 1
-        sent_bytes = self._sent_bytes(blocks, ledger.snapshot(), saved_bytes, device)
+        stats = ledger.snapshot()
+        remade_bytes = sum(stage.bytes_in for stage in stats.recomputed.values())
+        if not there:
+            self._least_bytes = max(self._least_bytes, saved_bytes)
+        else:
+            more_bytes = saved_bytes - self._least_bytes
+            self._scale = more_bytes / there if self._steps == 2 else max(more_bytes / there, self._scale)
+            if self._steps == 2 and more_bytes > 0:
+                self._staying = 1 - min((remade_bytes - self._remade_bytes) / more_bytes, 1.0)
+        self._remade_bytes = remade_bytes
         sizes = [int(self._scale * self._staying * region.saved_bytes) for region in blocks]
         excess_bytes = self._least_bytes + sum(sizes) - limit_bytes
-        number = oldest_to_repeat(sizes, excess_bytes - sent_bytes)
+        number = oldest_to_repeat(sizes, excess_bytes - self._sent_bytes(blocks, stats, device))
         sent = number + oldest_to_repeat(sizes[number:], excess_bytes - sum(sizes[:number]))
         for place, region in enumerate(blocks):
             region.planned(CHECKPOINTED if place < number else "offloaded" if place < sent else "kept")
 
-    def _has_grown(self, blocks: Sequence[Region], saved_bytes: int) -> bool:
-        """Learn from a step, and return whether it saved more than any before."""
-        before = self._least_bytes, self._scale
-        there = sum(region.saved_bytes for region in blocks if not region.is_wanted)
-        if there:
-            scale = (saved_bytes - self._least_bytes) / there
-            self._scale = max(scale, self._scale) if self._steps > 1 else scale
-        else:
-            self._least_bytes = max(self._least_bytes, saved_bytes)
-        return self._least_bytes > before[0] or self._scale > before[1]
-
-    def _sent_bytes(self, blocks: Sequence[Region], stats: Stats, saved_bytes: int, device: str) -> int:
+    def _sent_bytes(self, blocks: Sequence[Region], stats: Stats, device: str) -> int:
         """Return how many bytes of a step stores take while its blocks run; those of four blocks to find out."""
-        recomputed_bytes = sum(stage.bytes_in for stage in stats.recomputed.values())
+        most_bytes = max(region.saved_bytes for region in blocks)
         if self._steps == 1:
-            self._recomputed_bytes = recomputed_bytes
-            return 4 * max(region.saved_bytes for region in blocks) if self._may_send else 0
-        if self._steps == 2 and saved_bytes > self._least_bytes:
-            share = (recomputed_bytes - self._recomputed_bytes) / (saved_bytes - self._least_bytes)
-            self._staying = 1 - min(share, 1.0)
+            return 4 * most_bytes if self._may_send else 0
         seconds = sum(stage.seconds_in for stage in stats.stages.values())
         if not seconds:
             return 0
         rate = next(iter(stats.stages.values())).bytes_in / seconds
         if self._streams is not None and self._streams.current_stream(device) is not None:
-            if not self._link_bytes_per_s:
-                most_bytes = min(max(region.saved_bytes for region in blocks), PROBE_BYTES)
-                self._link_bytes_per_s = bytes_per_s(self._streams, device, most_bytes)
-            rate = min(rate, self._link_bytes_per_s)
+            rate = min(rate, bytes_per_s(self._streams, device, min(most_bytes, PROBE_BYTES)))
         return int(rate * sum(region.seconds for region in blocks))

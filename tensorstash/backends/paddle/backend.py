@@ -32,8 +32,6 @@ backward.repair()
 for _each in (pylayer, foreign_hooks, surroundings, writers, settings):
     _each.repair(_STACK)
 
-_REPEATS = PaddleRepeats(_STACK)
-
 # Parameters are the process's, too: to search for them takes long, and one backend has found them for all.
 _PARAMETERS = Parameters(lambda: _STACK.entries)
 
@@ -63,6 +61,7 @@ class PaddleBackend:
     to_host = staticmethod(elements)
     from_host = staticmethod(rebuilt)
     version_probe = staticmethod(version_probe)
+    repeats = PaddleRepeats()
     is_checkpointed = staticmethod(is_checkpointed)
     is_recording = staticmethod(is_grad_enabled)
 
@@ -143,7 +142,7 @@ class PaddleBackend:
         if not isinstance(model, Layer):
             raise ConfigError(f"got a {type(model).__qualname__}, expected a paddle.nn.Layer")
         _PARAMETERS.register(model.parameters())
-        return scope_calls(model, scope, _REPEATS)
+        return scope_calls(model, scope)
 
 
 def _settings() -> Mapping[int, Settings]:

@@ -11,7 +11,7 @@ from paddle.nn import Layer
 
 from tensorstash.abilities.checkpoints import Region
 from tensorstash.backends.forward import Replacement, Scope, ScopedMethod
-from tensorstash.backends.repeat import Repeats, call_again
+from tensorstash.backends.repeat import call_again
 from tensorstash.errors import BackendError
 from tensorstash.protocols import Undo
 
@@ -21,7 +21,7 @@ _CALL = "_dygraph_call_func"
 _nothing: Any = nullcontext().__exit__
 
 
-def scope_calls(layer: Layer, scope: Scope, repeats: Repeats) -> Undo:
+def scope_calls(layer: Layer, scope: Scope) -> Undo:
     """Run every call of ``layer`` inside ``scope()``, or again in backward, until the returned function is called.
 
     ``forward`` stays as it is: ``paddle.jit`` converts its source, and the trainers replace it. The layer's own
@@ -38,13 +38,13 @@ def scope_calls(layer: Layer, scope: Scope, repeats: Repeats) -> Undo:
             f"`with tensorstash.stash(policy)` around the call of the model instead"
         )
     hook = layer.register_forward_pre_hook(_nothing)
-    return _ScopedCall(layer, _CALL, Replacement(scope), hook._hook_id, repeats).put()
+    return _ScopedCall(layer, _CALL, Replacement(scope), hook._hook_id).put()
 
 
 class _ScopedCall(ScopedMethod):
-    def __init__(self, layer: object, name: str, replacement: Replacement, hook: int, repeats: Repeats) -> None:
+    def __init__(self, layer: object, name: str, replacement: Replacement, hook: int) -> None:
         super().__init__(layer, name, replacement)
-        self._hook, self._repeats = hook, repeats
+        self._hook = hook
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_grad_enabled() and in_dynamic_mode() and (scope := self.scope) is not None:
@@ -53,7 +53,7 @@ class _ScopedCall(ScopedMethod):
 
     def _inside(self, inside: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(inside, Region):
-            return call_again(self._repeats, inside, self._alive(), self.__wrapped__, args, kwargs)
+            return call_again(inside, self._alive(), self.__wrapped__, args, kwargs)
         with inside:
             return self.__wrapped__(*args, **kwargs)
 
@@ -63,7 +63,7 @@ class _ScopedCall(ScopedMethod):
 
     def _copied_to(self, model: object, memo: dict[int, Any]) -> Self:
         # A copy has the hook under this number.
-        twin = type(self)(model, self._name, self._replacement, self._hook, self._repeats)
+        twin = type(self)(model, self._name, self._replacement, self._hook)
         twin._previous = copy.deepcopy(self._previous, memo)
         return twin
 

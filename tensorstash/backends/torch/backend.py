@@ -22,7 +22,7 @@ from torch.nn import Module, Parameter
 
 from tensorstash.backends.forward import is_called_by
 from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
-from tensorstash.backends.torch.checkpoints import is_checkpointed
+from tensorstash.backends.torch.checkpoints import TorchRepeats, is_checkpointed
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
 from tensorstash.backends.torch.hooks import HookScope, Suspended
 from tensorstash.backends.torch.kernels import DeviceKernels
@@ -56,6 +56,7 @@ class TorchBackend:
     hooks = HookScope
     suspended = Suspended
     readers = Readers
+    repeats = TorchRepeats()
     producers = Producers
     to_host = staticmethod(elements)
     from_host = staticmethod(rebuilt)

@@ -21,13 +21,10 @@ from torch.utils._pytree import tree_map
 from tensorstash.abilities.checkpoints import Region
 from tensorstash.backends.forward import Replacement, Scope, ScopedMethod
 from tensorstash.backends.repeat import call_again
-from tensorstash.backends.torch.checkpoints import TorchRepeats
 from tensorstash.backends.torch.eligibility import is_recorded
 from tensorstash.backends.torch.hooks import opaque
 from tensorstash.errors import BackendError
 from tensorstash.protocols import Undo
-
-_REPEATS = TorchRepeats()
 
 _CALL, _FIRST = "_call_impl", "_compiled_call_impl"
 
@@ -119,7 +116,7 @@ class _OpaqueCall(ScopedMethod):
         if inside is None:
             return self._replaced(module)(*args, **kwargs)
         if isinstance(inside, Region):
-            return call_again(_REPEATS, inside, module, self._replaced(module), args, kwargs)
+            return call_again(inside, module, self._replaced(module), args, kwargs)
         with inside:
             return self._replaced(module)(*args, **kwargs)
 
