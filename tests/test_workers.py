@@ -81,7 +81,7 @@ def gate():
 def made(request):
     """Return what makes workers, and what lists their threads by the name that they alone have."""
 
-    def make(number=None, **options):
+    def make(number, **options):
         return Workers(request.node.name, number, **options)
 
     make.threads = lambda: [one for one in threading.enumerate() if one.name.startswith(f"{request.node.name}-")]

@@ -141,12 +141,7 @@ _SAMPLES = 16
 
 
 def few_bytes(address: int, nbytes: int, itemsize: int) -> bytes:
-    """Return some elements of memory, spread over all of it: all of each, and always the same ones.
-
-    Args:
-        address: where the memory begins, which the caller keeps.
-        nbytes: how much there is.
-        itemsize: of an element, in bytes.
+    """Return some elements of memory that the caller keeps, spread over all of it: all of each, always the same ones.
 
     >>> numbers = np.arange(100, dtype=np.int16)
     >>> np.frombuffer(few_bytes(numbers.ctypes.data, numbers.nbytes, 2), np.int16)[:4]

@@ -75,10 +75,7 @@ class Future(Generic[R]):
         return bool(self._ends)
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """Wait for the end and return its error; None if it has a result.
-
-        Args:
-            timeout_s: longest wait in seconds; None for as long as it takes.
+        """Wait for the end, in seconds or for as long as it takes, and return its error; None if it has a result.
 
         Raises:
             TimeoutError: it has not ended in time.
@@ -87,15 +84,11 @@ class Future(Generic[R]):
         return self._ends[0][1]
 
     def result(self, timeout_s: float | None = None) -> R:
-        """Wait for the end and return its result.
-
-        Args:
-            timeout_s: longest wait in seconds; None for as long as it takes.
+        """Wait for the end, as :meth:`exception` does, and return its result.
 
         Raises:
-            TimeoutError: it has not ended in time.
             BaseException: the exception of the work; a CancelledError if it was cancelled, a RuntimeError if its thread
-                was lost.
+                was lost; a TimeoutError if it has not ended in time.
         """
         self._wait(timeout_s)
         result, error = self._ends[0]

@@ -5,12 +5,7 @@ from collections.abc import Iterable
 
 
 def directories_in_memory(directories: Iterable[str], mounts: str = "/proc/self/mounts") -> list[str]:
-    """Return those directories that lie on a file system which is kept in memory.
-
-    Args:
-        directories: paths.
-        mounts: where the system lists its file systems; without it none is known.
-    """
+    """Return those directories that lie on a file system which is kept in memory, where the system lists those."""
     try:
         with open(mounts, encoding="utf-8", errors="replace") as file:
             rows = [line.split()[1:3] for line in file if len(line.split()) > 2]

@@ -35,11 +35,7 @@ _LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRAN
 
 
 def lockable_bytes(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the bytes that one process may lock: its part of half of the memory of the machine or its container.
-
-    Args:
-        environment: tells how many processes of one program the machine runs.
-    """
+    """Return the bytes that one process may lock: its part of half of the memory of the machine or its container."""
     if not hasattr(os, "sysconf"):  # Windows
         return 8 * 2**30
     ranks = next((environment[name] for name in _LOCAL_RANKS if environment.get(name, "").isdecimal()), "1")
@@ -47,11 +43,7 @@ def lockable_bytes(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def registered_pages(lock: Callable[[Array], Callable[[], None]], nbytes: int) -> Array:
-    """Return pages that are locked in place, and unlocked when the last array in them goes.
-
-    Args:
-        lock: page-locks whole pages and returns the function that unlocks them; raises OSError where it cannot.
-        nbytes: how many.
+    """Return bytes in pages that ``lock`` has locked in place, and that are unlocked when the last array in them goes.
 
     Raises:
         OSError: they cannot be locked.
@@ -110,8 +102,7 @@ class PinnedMemory:
     def take(self, nbytes: int) -> Array | None:
         """Return uninitialised, writable bytes that are the caller's until the last view of them goes.
 
-        Returns:
-            None if the budget is used up or the system refuses, which a warning says once.
+        None if the budget is used up or the system refuses, which a warning says once.
         """
         size = max(-(-nbytes // _UNIT), 1) * _UNIT
         with self._lock:

@@ -54,11 +54,8 @@ class Workers:
     def submit(self, work: Callable[[], R], *, ended: Callable[[], object] | None = None) -> Future[R]:
         """Run ``work`` once: later, or now where no thread can be started, such as while the interpreter exits.
 
-        Work whose submission raises, which only an interrupt does, is not done unless it has begun.
-
-        Args:
-            work: to run.
-            ended: called when it has come to an end, whatever that is; must not raise.
+        Work whose submission raises, which only an interrupt does, is not done unless it has begun. When it has come to
+        an end, whatever that is, ``ended`` is called, which must not raise.
         """
         job = Future(work, ended)
         del work
@@ -95,7 +92,7 @@ class _Thread(threading.Thread):
 
 
 class _ThreadPool:
-    """The threads of one process, and their work. Ends when it is stopped, or its owner goes.
+    """The threads of one process, and their work, until it is stopped, or its owner goes.
 
     Nothing here takes the lock in a finalizer, which may run while the same thread holds it. An interrupt, which comes
     to the caller's thread alone, may find any of its methods half done, and leaves at worst a call for nothing, or a
@@ -177,7 +174,6 @@ class _ThreadPool:
             job.fail(RuntimeError("ended with its thread, which was killed"))
 
     def stop(self) -> None:
-        """Let the threads end when all is done."""
         self._is_stopped = True
         self._calls.put(None)
 

@@ -15,10 +15,9 @@ from tensorstash.host.pages import HUGE_PAGE, round_up
 from tensorstash.protocols import Slot, Tier
 from tensorstash.sizes import format_bytes, parse_budget, parse_bytes
 from tensorstash.spec import ALIGNMENT
-from tensorstash.stores.disk.records import Piece, Record, Space, corrupt
+from tensorstash.stores.disk.records import Piece, Record, Space, corrupt, is_long, turn_of
 from tensorstash.stores.disk.slab import Slab
 from tensorstash.stores.disk.syscalls import Syscalls
-from tensorstash.stores.disk.turn import is_long, turn_of
 
 _SCATTERED = 64 * 2**10
 """Bytes from which on, up to a huge page, a buffer is of so many pages that the device would feel it."""
