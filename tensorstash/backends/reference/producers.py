@@ -11,8 +11,7 @@ import numpy as np
 
 from tensorstash.abilities.recipes import Leaf, Recipe
 from tensorstash.backends.reference.kernels import laid_out
-from tensorstash.backends.search import NoRecipe, Number, run_again
-from tensorstash.backends.search import Search as AnySearch
+from tensorstash.backends.search import NoRecipe, Number, Search, run_again
 from tensorstash.host.arrays import as_bytes
 from tensorstash.host.checksum import checksum
 from tensorstash.reference import Tensor, no_grad
@@ -93,7 +92,7 @@ class Producers:
             return "made outside of the graph"
         if made.offset or made.dtype is not tensor.dtype or made.storage.nbytes != made.nbytes:
             return "part of a larger memory"
-        search = _Search(self._noted, self._is_ours, self._rules, ops, depth)
+        search = _Search(self, ops, depth)
         try:
             return search.recipe(search.output(node, is_root=True))
         except NoRecipe as reason:
@@ -145,22 +144,15 @@ class Producers:
         np.random.set_state(pickle.loads(state))
 
 
-class _Search(AnySearch):
+class _Search(Search):
     """Follows the graph back from one tensor; notes are handles by node."""
 
     __slots__ = ("_is_ours", "_noted")
 
-    def __init__(
-        self,
-        noted: Mapping[Any, ref[Any]],
-        is_ours: Callable[[object], bool],
-        rules: Mapping[str, Rule],
-        ops: frozenset[str] | None,
-        depth: int,
-    ) -> None:
-        super().__init__(rules, ops, depth)
-        self._noted = noted
-        self._is_ours = is_ours
+    def __init__(self, producers: Producers, ops: frozenset[str] | None, depth: int) -> None:
+        super().__init__(producers._rules, ops, depth)
+        self._noted = producers._noted
+        self._is_ours = producers._is_ours
 
     def output(self, node: Any, *, is_root: bool = False) -> tuple[Any, int]:
         noted = None if is_root else self._noted.get(node)

@@ -119,7 +119,7 @@ class Producers:
             return "made outside of the graph"
         if not self._is_first(node, tensor):
             return f"a statistic of {name}"
-        search = _Search(self._notes, self._parameters, self._settings(), self._rules, ops, depth)
+        search = _Search(self, ops, depth)
         try:
             return search.recipe(search.output(node, is_root=True))
         except NoRecipe as reason:
@@ -198,32 +198,15 @@ class Producers:
 
 
 class _Search(Search):
-    """Follows the graph back from one tensor.
-
-    Args:
-        notes: the handles of nodes' outputs, by address.
-        parameters: of the process.
-        settings: that operations ran with, by the address of the node.
-        rules: by the name of the node.
-        ops: names of the rules that may be used; None for all.
-        depth: most operations one after the other.
-    """
+    """Follows the graph back from one tensor."""
 
     __slots__ = ("_notes", "_parameters", "_settings")
 
-    def __init__(
-        self,
-        notes: Mapping[Hashable, _Note],
-        parameters: Parameters,
-        settings: Mapping[int, Settings],
-        rules: Mapping[str, Rule],
-        ops: frozenset[str] | None,
-        depth: int,
-    ) -> None:
-        super().__init__(rules, ops, depth)
-        self._notes = notes
-        self._parameters = parameters
-        self._settings = settings
+    def __init__(self, producers: Producers, ops: frozenset[str] | None, depth: int) -> None:
+        super().__init__(producers._rules, ops, depth)
+        self._notes = producers._notes
+        self._parameters = producers._parameters
+        self._settings = producers._settings()
 
     def output(self, node: Any, *, is_root: bool = False) -> tuple[Any, int]:
         """Return how the first output of a node is made again, and in how many operations.
