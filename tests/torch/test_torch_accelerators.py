@@ -2,7 +2,7 @@
 
 import re
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -108,39 +108,19 @@ def test_a_device_whose_memory_knows_no_streams_has_copies_that_wait(monkeypatch
     assert found_accelerator() == "its memory cannot be told of the streams that use it"
 
 
-class Runtime:
-    """Stands in for the CUDA runtime: writes down the pages that it locks, or refuses."""
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-        self.refusal = 0
-
-    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802
-        self.calls.append(("register", address, nbytes, flags))
-        return self.refusal
-
-    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
-        self.calls.append(("unregister", address))
-        return 0
-
-    def cudaGetErrorString(self, error: int) -> str:  # noqa: N802
-        return f"error {error}"
-
-    def launch(self) -> int:
-        """Stands in for a launch, which takes the error of the call before."""
-        self.calls.append("launch")
-        raise RuntimeError("CUDA error: out of memory")
+@pytest.fixture
+def runtime() -> Mock:
+    """Stand in for the CUDA runtime; a launch takes the error of the call before."""
+    runtime = Mock()
+    runtime.cudaHostRegister.return_value = 0
+    runtime.cudaGetErrorString.side_effect = "error {}".format
+    runtime.launch.side_effect = RuntimeError("CUDA error: out of memory")
+    return runtime
 
 
 @pytest.fixture
-def runtime() -> Runtime:
-    return Runtime()
-
-
-@pytest.fixture
-def streams(runtime: Runtime, queues: None) -> DeviceStreams:
+def streams(runtime: Mock, queues: None) -> DeviceStreams:
     found = asked("cuda", SimpleNamespace(cudart=lambda: runtime, current_device=runtime.launch))
-    runtime.calls.clear()
     return DeviceStreams(lambda: found)
 
 
@@ -152,16 +132,16 @@ def test_only_the_accelerator_of_the_process_has_streams(streams: DeviceStreams)
 
 
 def test_pages_are_locked_for_all_devices_and_unlocked_while_they_are_there(
-    streams: DeviceStreams, runtime: Runtime
+    streams: DeviceStreams, runtime: Mock
 ) -> None:
     memory = streams.locked_pages(8192)
     address = memory.ctypes.data
     del memory
-    assert runtime.calls == [("register", address, 8192, 1), ("unregister", address)]
+    assert runtime.mock_calls == [call.cudaHostRegister(address, 8192, 1), call.cudaHostUnregister(address)]
 
 
-def test_a_refusal_to_lock_pages_says_why_and_leaves_no_error_behind(streams: DeviceStreams, runtime: Runtime) -> None:
-    runtime.refusal = 2
+def test_a_refusal_to_lock_pages_says_why_and_leaves_no_error_behind(streams: DeviceStreams, runtime: Mock) -> None:
+    runtime.cudaHostRegister.return_value = 2
     with pytest.raises(OSError, match="cudaHostRegister: error 2"):
         streams.locked_pages(4096)
-    assert runtime.calls[-1] == "launch"  # the next operation of the program would raise it otherwise
+    assert runtime.launch.called  # the next operation of the program would raise it otherwise

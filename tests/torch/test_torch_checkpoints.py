@@ -11,6 +11,7 @@ import pytest
 import torch
 from architectures import ARCHITECTURES, lstm
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
@@ -268,6 +269,10 @@ def test_a_block_that_cannot_be_repeated_is_left_to_the_rest_and_named(x, make, 
 
 
 class Inside(Block):
+    def __init__(self, is_reentrant):
+        super().__init__()
+        self.is_reentrant = is_reentrant
+
     def forward(self, x):
         return checkpoint(super().forward, x, use_reentrant=self.is_reentrant)
 
@@ -281,29 +286,25 @@ class Outside(nn.Module):
         return checkpoint(self.inner, x, use_reentrant=False)
 
 
-def as_a_flag(model):
-    for block in model:
-        block.gradient_checkpointing = True
+class Flagged(Block):
+    def __init__(self):
+        super().__init__()
+        self.gradient_checkpointing = True
 
 
-def as_a_wrapper(model):
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+ALREADY_SO = {
+    "flag": lambda: network(Flagged),
+    "wrapper": lambda: network(lambda: checkpoint_wrapper(Block())),
+    "inside": lambda: network(partial(Inside, False)),
+    "inside, reentrant": lambda: network(partial(Inside, True)),
+    "around": Outside,
+}
 
-    for place, block in enumerate(model):
-        model[place] = checkpoint_wrapper(block)
 
-
-@pytest.mark.parametrize("how", ["flag", "wrapper", "inside", "inside, reentrant", "around"])
-def test_a_model_that_checkpoints_already_is_left_alone(x, how, same_bits):
+@pytest.mark.parametrize("make", ALREADY_SO.values(), ids=ALREADY_SO)
+def test_a_model_that_checkpoints_already_is_left_alone(x, make, same_bits):
     x.requires_grad_()
-    plain = trained(network(), square(x), 2)
-    model = Outside() if how == "around" else network(Inside) if how.startswith("inside") else network()
-    if how == "flag":
-        as_a_flag(model)
-    elif how == "wrapper":
-        as_a_wrapper(model)
-    for part in model.modules():
-        part.is_reentrant = "reentrant" in how
+    plain, model = trained(network(), square(x), 2), make()
     handle = ts.wrap(model, "checkpoint | compress", min_bytes=0)
     assert same_bits(trained(model, square(x), 2), plain)
     assert list(handle.stats().blocks) == [ALREADY]

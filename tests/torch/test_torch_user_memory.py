@@ -74,52 +74,20 @@ def test_a_staging_buffer_refilled_for_each_batch(kind, keeps_loss, as_without_h
     as_without_hooks(program)
 
 
-def an_input():
-    return torch.randn(6, 20), None
+def leaf():
+    return torch.randn(6, 20, requires_grad=True)
 
 
-def a_row_of_a_buffer():
-    buffer = torch.randn(5, 6, 20)
-    return buffer[2], buffer
-
-
-def every_second_column():
-    buffer = torch.randn(6, 40)
-    return buffer[:, ::2], buffer
-
-
-def an_activation():
-    leaf = torch.randn(6, 20, requires_grad=True)
-    return leaf * 1.0, leaf
-
-
-def an_activation_that_its_operation_saves():
-    leaf = torch.randn(6, 20, requires_grad=True)
-    return (leaf * 1.0).tanh(), leaf
-
-
-def a_detached_parameter():
-    weight = nn.Parameter(torch.randn(6, 20))
-    return weight.detach(), weight
-
-
-def the_data_of_a_parameter():
-    weight = nn.Parameter(torch.randn(6, 20))
-    return weight.data, weight
-
-
-SAVED = [
-    an_input,
-    a_row_of_a_buffer,
-    every_second_column,
-    an_activation,
-    an_activation_that_its_operation_saves,
-    a_detached_parameter,
-    the_data_of_a_parameter,
-]
-
-
-PARTS_OF_A_STORAGE = (a_row_of_a_buffer, every_second_column)
+SAVED = {
+    "an input": lambda: (torch.randn(6, 20), None),
+    "a row of a buffer": lambda: ((buffer := torch.randn(5, 6, 20))[2], buffer),
+    "every second column": lambda: ((buffer := torch.randn(6, 40))[:, ::2], buffer),
+    "an activation": lambda: ((of := leaf()) * 1.0, of),
+    "an activation that its operation saves": lambda: (((of := leaf()) * 1.0).tanh(), of),
+    "a detached parameter": lambda: ((weight := nn.Parameter(torch.randn(6, 20))).detach(), weight),
+    "the data of a parameter": lambda: ((weight := nn.Parameter(torch.randn(6, 20))).data, weight),
+}
+PARTS_OF_A_STORAGE = "a row of a buffer", "every second column"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +99,7 @@ def test_a_write_without_a_bump_between_two_saves_and_after_them(saved, way, as_
 
     def program(moment):
         weight = torch.randn(6, 20, requires_grad=True)
-        tensor, owner = saved()
+        tensor, owner = SAVED[saved]()
         version = tensor._version
         with moment():
             out = weight * tensor
@@ -176,28 +144,28 @@ def test_indices_and_masks_rewritten_without_a_bump(way, as_without_hooks):
     as_without_hooks(program)
 
 
-@pytest.mark.parametrize("holds", ["tensor", "view", "storage", "array", "capsule", "alias"])
-def test_whoever_holds_the_memory_may_write_into_it_when_the_tensor_itself_is_gone(holds, as_without_hooks):
-    hold: Callable[[Tensor], Tensor] = {
-        "tensor": lambda tensor: tensor,
-        "view": lambda tensor: tensor[1:3],
-        "storage": lambda tensor: tensor.detach().untyped_storage(),
-        "array": lambda tensor: tensor.detach().numpy(),
-        "capsule": lambda tensor: torch.utils.dlpack.to_dlpack(tensor.detach()),
-        "alias": lambda tensor: torch.empty(0).set_(tensor.detach()),
-    }[holds]
+def fill(tensor):
+    tensor.data.fill_(7.0)
 
-    def write(held):
-        match holds:
-            case "storage":
-                held.copy_(torch.full((6, 20), 7.0).untyped_storage(), False)
-            case "array":
-                held[...] = 7.0
-            case "capsule":
-                torch.from_dlpack(held).fill_(7.0)
-            case _:
-                held.data.fill_(7.0)
 
+HELD: dict[str, tuple[Callable[[Tensor], object], Callable[..., object]]] = {
+    "tensor": (lambda tensor: tensor, fill),
+    "view": (lambda tensor: tensor[1:3], fill),
+    "alias": (lambda tensor: torch.empty(0).set_(tensor.detach()), fill),
+    "storage": (
+        lambda tensor: tensor.detach().untyped_storage(),
+        lambda storage: storage.copy_(torch.full((6, 20), 7.0).untyped_storage(), False),
+    ),
+    "array": (lambda tensor: tensor.detach().numpy(), lambda array: array.fill(7.0)),
+    "capsule": (
+        lambda tensor: torch.utils.dlpack.to_dlpack(tensor.detach()),
+        lambda capsule: torch.from_dlpack(capsule).fill_(7.0),
+    ),
+}
+
+
+@pytest.mark.parametrize(("hold", "write"), HELD.values(), ids=HELD)
+def test_whoever_holds_the_memory_may_write_into_it_when_the_tensor_itself_is_gone(hold, write, as_without_hooks):
     def program(moment):
         leaf = torch.randn(6, 20, requires_grad=True)
         with moment():

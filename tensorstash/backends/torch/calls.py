@@ -39,16 +39,7 @@ def scope_calls(module: Module, scope: Scope) -> Undo:
     - ``_compiled_call_impl`` first, which ``module.compile()`` sets. The compiler looks there too, when it
       compiles a caller of the module; its graph breaks there, so that each such module has a graph of its own.
     - ``_call_impl`` otherwise. ``module.compile()`` compiles it, and it is part of copies.
-
-    Raises:
-        BackendError: this version of PyTorch has no such attributes.
     """
-    missing = [name for name in (_CALL, _FIRST) if not hasattr(type(module), name)]
-    if missing:
-        raise BackendError(
-            f"wrap: torch.nn.Module has no {' and no '.join(missing)} in this version of PyTorch; wrap with "
-            f"`with tensorstash.stash(policy)` around the call of the model instead"
-        )
     replacement = Replacement(scope)
     undos = [kind(module, name, replacement).put() for name, kind in ((_FIRST, _ScopedFirst), (_CALL, _ScopedCall))]
 
