@@ -15,12 +15,6 @@ def open_descriptors() -> int:
     return len(os.listdir("/dev/fd")) if os.path.isdir("/dev/fd") else 0
 
 
-@pytest.fixture(name="open_descriptors")
-def open_descriptors_fixture() -> Callable[[], int]:
-    """Return what counts open file descriptors."""
-    return open_descriptors
-
-
 @pytest.fixture(autouse=True)
 def no_leaked_descriptors() -> Iterator[None]:
     """Every test gives back the file descriptors it took."""
