@@ -21,8 +21,8 @@ from paddle import Tensor
 from paddle.autograd import saved_tensors_hooks
 from paddle.base import core
 
-from tensorstash.backends.paddle.packed import NotPacked, Pack, Private, Scope, Unpack, unhooked, unpacked
-from tensorstash.backends.paddle.repairs.backward import Unrecorded, hook_failed
+from tensorstash.backends.paddle.packed import NotPacked, Pack, Private, Scope, Unhooked, Unpack, unpacked
+from tensorstash.backends.paddle.repairs.backward import hook_failed
 from tensorstash.errors import BackendError
 from tensorstash.host.blocks import Block, guarded
 
@@ -90,7 +90,7 @@ class HookStack:
                 "be put back afterwards; leave them first, or enter the tensorstash scope before them"
             ) from None
 
-    def _pack(self, tensor: Tensor | None) -> Any:
+    def _pack(self, tensor: Tensor) -> Any:
         """Return what stands for a tensor that an operation of any thread saves.
 
         An exception of a hook does not go through C++, which would leak the arguments and the graph behind them,
@@ -101,26 +101,27 @@ class HookStack:
         if self._guarding and thread in self._guarding:
             return self._pack_guarded(tensor, thread)
         scope = self._innermost.get(thread)
-        if scope is None or not scope.ready or tensor is None:
+        if scope is None or not scope.ready:
             if not self._innermost:
                 self._tidy()
-            return unhooked(tensor, scope)
+            if scope is None or scope.failure is None:
+                return Unhooked(tensor)
+            return NotPacked(scope, scope.failure)
         scope.ready = False
         # A cell is the cheapest box that can be emptied; tuples and lists are not opaque to Paddle.
         packed = CellType((scope, scope.pack(tensor)))
         scope.ready = True
         return packed
 
-    def _pack_guarded(self, tensor: Tensor | None, thread: int) -> Any:
+    def _pack_guarded(self, tensor: Tensor, thread: int) -> Any:
         scope = self._innermost.get(thread)
         self._guarding.discard(thread)  # operations inside of pack have no guard
         try:
             packed = self._pack(tensor)
         finally:
             self._guarding.add(thread)
-        if scope is None or not scope.private or tensor is None or not tensor._is_initialized():
-            return Private(packed, None)
-        return Private(packed, tensor.data_ptr())
+        is_told = scope is not None and scope.private and tensor._is_initialized()
+        return Private(packed, tensor.data_ptr() if is_told else None)
 
     def _not_packed(self, error: BaseException) -> Any:
         scope = self.current()
@@ -238,12 +239,6 @@ class HookScope(Block):
         self._stack.drop(self)
 
     finish = undo
-
-
-def without_recording(hook: Callable[[Any], Any], value: Any) -> Any:
-    """Call a hook from Python as C++ does: with gradient recording off."""
-    with Unrecorded():
-        return hook(value)
 
 
 def _report(failure: BaseException | None, error: BaseException | None) -> None:

@@ -50,20 +50,10 @@ class Scope:
         return failure
 
 
-def unhooked(tensor: Tensor | None, scope: Scope | None) -> "Unhooked | NotPacked | Absent":
-    """Return what stands for a tensor that no scope packs."""
-    if tensor is None:
-        return Absent()
-    if scope is not None and scope.failure is not None:
-        return NotPacked(scope, scope.failure)
-    return Unhooked(tensor)
-
-
-def unpacked(packed: Any) -> Tensor | None:
+def unpacked(packed: Any) -> Tensor:
     """Return the tensor behind whatever stands for it; drop that if nobody will ask again."""
     if type(packed) is not CellType:
-        restored: Tensor | None = packed.restore()
-        return restored if restored is None else with_memory(restored)
+        return with_memory(packed.restore())
     scope, value = packed.cell_contents
     tensor: Tensor = scope.unpack(value)
     if backward.release:
@@ -100,10 +90,10 @@ class Private:
         self._packed = packed
         self._address = address
 
-    def restore(self) -> Tensor | None:
+    def restore(self) -> Tensor:
         """Return the tensor, or a copy."""
         tensor = unpacked(self._packed)
-        if tensor is None or not tensor._is_initialized():
+        if not tensor._is_initialized():
             return tensor
         is_private = self._address is not None and tensor.data_ptr() != self._address
         return tensor if is_private else private_copy(tensor)
@@ -157,12 +147,3 @@ class NotPacked:
         if self._scope.failure is not None:
             raise self._scope.failure
         raise StashError(f"a saved tensor is asked for that could not be packed ({self._error}), as was reported then")
-
-
-class Absent:
-    """A ``None`` among saved tensors."""
-
-    __slots__ = ()
-
-    def restore(self) -> Any:
-        return None

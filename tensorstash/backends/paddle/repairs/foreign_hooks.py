@@ -20,31 +20,24 @@ def checked(pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
     are checked, and a tensor with other strides or at another offset than the saved one is copied into its layout.
     """
 
-    def checked_pack(tensor: Tensor) -> "_Checked | Tensor":
+    def checked_pack(tensor: Tensor) -> tuple[TensorSpec | None, Any] | Tensor:
         has_memory = tensor._is_initialized()
         if not has_memory and 0 not in tensor.shape:
             return tensor.detach()  # elements without memory, with which a pair could do nothing
         can_be_fitted = not tensor.is_dist() and has_memory and dtype_name(tensor.dtype)
-        return _Checked(spec_of(tensor) if can_be_fitted else None, pack(tensor))
+        return spec_of(tensor) if can_be_fitted else None, pack(tensor)
 
-    def checked_unpack(packed: "_Checked | Tensor") -> Tensor:
-        if not isinstance(packed, _Checked):
+    def checked_unpack(packed: tuple[TensorSpec | None, Any] | Tensor) -> Tensor:
+        if isinstance(packed, Tensor):
             return packed
-        tensor = unpack(packed.value)
-        if packed.spec is None:
+        spec, value = packed
+        tensor = unpack(value)
+        if spec is None:
             return tensor
-        _require(tensor, packed.spec)
-        return fitted(tensor, packed.spec)
+        _require(tensor, spec)
+        return fitted(tensor, spec)
 
     return checked_pack, checked_unpack
-
-
-class _Checked:
-    __slots__ = ("spec", "value")
-
-    def __init__(self, spec: TensorSpec | None, value: Any) -> None:
-        self.spec = spec
-        self.value = value
 
 
 def _require(tensor: object, spec: TensorSpec) -> None:

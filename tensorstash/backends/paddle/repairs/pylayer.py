@@ -16,9 +16,9 @@ import paddle
 from paddle import Tensor
 from paddle.autograd.py_layer import PyLayer, PyLayerBackward, PyLayerContext
 
-from tensorstash.backends.paddle.hooks import HookStack, without_recording
+from tensorstash.backends.paddle.hooks import HookStack
 from tensorstash.backends.paddle.packed import Scope
-from tensorstash.backends.paddle.repairs.backward import hook_failed
+from tensorstash.backends.paddle.repairs.backward import Unrecorded, hook_failed
 from tensorstash.errors import BackendError
 
 
@@ -120,7 +120,8 @@ class _PackedTensor:
         self._history._set_impl(_nothing())
         scope.ready = False
         try:
-            self._value = without_recording(scope.pack, tensor)
+            with Unrecorded():
+                self._value = scope.pack(tensor)
         finally:
             scope.ready = True
 
@@ -129,7 +130,9 @@ class _PackedTensor:
         try:
             if self._scope is None:
                 raise BackendError("a saved tensor was asked for after the layer's forward had failed")
-            return self._placed(without_recording(self._scope.unpack, self._value))
+            with Unrecorded():
+                tensor = self._scope.unpack(self._value)
+            return self._placed(tensor)
         except BaseException as error:
             hook_failed(error)
             raise
