@@ -1,10 +1,13 @@
 """What the tests of the PyTorch backend share: a backend, a pair of hooks that copies, and bitwise comparison."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from memory_programs import Moment, differences
+from submissions import Submissions
 from torch import Tensor
 
 from tensorstash.backends.torch.backend import TorchBackend
@@ -50,3 +53,18 @@ def same_bits() -> Callable[[Any, Any], bool]:
         return (a.dtype, a.shape) == (b.dtype, b.shape) and bits(a) == bits(b)
 
     return lambda left, right: len(left) == len(right) and all(map(one, left, right))
+
+
+@pytest.fixture
+def submissions(monkeypatch: pytest.MonkeyPatch) -> Submissions:
+    return Submissions.watch(monkeypatch)
+
+
+@pytest.fixture
+def as_without_hooks(tmp_path: Path, submissions: Submissions, same_bits: Any) -> Callable[[Any], None]:
+    """Assert that a program computes, whatever a session does meanwhile, what it computes without."""
+
+    def check(program: Callable[[Moment], object]) -> None:
+        assert differences(program, str(tmp_path), submissions, same_bits) == []
+
+    return check

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from memory_programs import LIMITS, UNVERSIONED, Moment, differences, moments, result
-from submissions import Submissions
+from memory_programs import LIMITS, UNVERSIONED, Moment, moments, result
 from torch import Tensor, nn
 
 import tensorstash as ts
@@ -20,21 +19,6 @@ LAYERS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
     "BatchNorm2d": (nn.BatchNorm2d, (1, 2)),
     "InstanceNorm1d": (lambda channels: nn.InstanceNorm1d(channels, affine=True, track_running_stats=True), (3,)),
 }
-
-
-@pytest.fixture
-def submissions(monkeypatch) -> Submissions:
-    return Submissions.watch(monkeypatch)
-
-
-@pytest.fixture
-def as_without_hooks(tmp_path, submissions, same_bits):
-    """Assert that a program computes, whatever a session does meanwhile, what it computes without."""
-
-    def check(program: Callable[[Moment], object]) -> None:
-        assert differences(program, str(tmp_path), submissions, same_bits) == []
-
-    return check
 
 
 def staged(host):

@@ -137,15 +137,11 @@ def placed(data: Array, spec: TensorSpec, memory: Array, start: int) -> Tensor:
         memory: bytes of the host, which live as long as a tensor lies in them.
         start: the byte at which the first element goes.
     """
-    order = spec.order
-    stop = start + order.span * spec.itemsize
+    stop = start + spec.order.span * spec.itemsize
     with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
         run = torch.from_numpy(memory)[start:stop]  # with an in-place version of its own
         # On the threads of the program, which wait for it: NumPy has one, and takes almost twice as long.
-        bits = run.view(_CARRIERS[spec.dtype])
-        target = bits.as_strided(order.shape, order.strides, bits.storage_offset())
-        target.copy_(torch.from_numpy(adopted(data.reshape(order.shape))))
-        return _laid_out(run, spec)
+        return _filled(run, torch.from_numpy(adopted(data)), spec)
 
 
 def relaid(tensor: Tensor, spec: TensorSpec, wanted: TensorSpec) -> Tensor:
@@ -194,14 +190,11 @@ def restored(dense: Tensor, spec: TensorSpec, *, adopt: bool) -> Tensor:
     order = spec.order
     with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
         run = dense.reshape(-1).view(torch.uint8)
-        if not (adopt and order.is_dense and run.data_ptr() % ALIGNMENT == spec.alignment):
-            nbytes = order.span * spec.itemsize
-            raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=spec.device)
-            memory = raw[(spec.alignment - raw.data_ptr()) % ALIGNMENT :][:nbytes]
-            target = memory.view(dense.dtype)
-            target.as_strided(order.shape, order.strides, target.storage_offset()).copy_(dense.reshape(order.shape))
-            run = memory
-        return _laid_out(run, spec)
+        if adopt and order.is_dense and run.data_ptr() % ALIGNMENT == spec.alignment:
+            return _laid_out(run, spec)
+        nbytes = order.span * spec.itemsize
+        raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=spec.device)
+        return _filled(raw[(spec.alignment - raw.data_ptr()) % ALIGNMENT :][:nbytes], dense, spec)
 
 
 class DeviceLayouts:
@@ -217,6 +210,12 @@ def payload(data: Array, spec: TensorSpec) -> Tensor:
         # PyTorch warns of arrays that it could write to.
         carrier = torch.from_numpy(data if data.flags.writeable else adopted(data))
         return carrier.to(spec.device).view(getattr(torch, spec.dtype)).reshape(spec.shape)
+
+
+def _filled(run: Tensor, elements: Tensor, spec: TensorSpec) -> Tensor:
+    order, bits = spec.order, run.view(elements.dtype)
+    bits.as_strided(order.shape, order.strides, bits.storage_offset()).copy_(elements.reshape(order.shape))
+    return _laid_out(run, spec)
 
 
 def _laid_out(memory: Tensor, spec: TensorSpec) -> Tensor:

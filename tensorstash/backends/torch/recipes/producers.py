@@ -18,14 +18,14 @@ from torch._C import (
 from torch.nn import Parameter
 
 from tensorstash.abilities.recipes import Recipe
-from tensorstash.backends.search import NoRecipe, run_again
+from tensorstash.backends.search import Call, NoRecipe, run_again
 from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, restored
 from tensorstash.backends.torch.readers import CAN_TELL
 from tensorstash.backends.torch.recipes.digests import device_digest, require_equal
 from tensorstash.backends.torch.recipes.rule import Rule
 from tensorstash.backends.torch.recipes.rules import CAST
 from tensorstash.backends.torch.recipes.rules import rules as built_in
-from tensorstash.backends.torch.recipes.search import Note, Search, cast_to, narrow_source
+from tensorstash.backends.torch.recipes.search import Note, Search
 from tensorstash.host.arrays import few_bytes
 from tensorstash.host.checksum import checksum_at
 from tensorstash.spec import ALIGNMENT, TensorSpec
@@ -77,10 +77,8 @@ class Producers:
 
     @property
     def lacks(self) -> str:
-        """Say so where PyTorch is older than 2.10."""
-        return (
-            "" if CAN_TELL else f"PyTorch {torch.__version__} hides the saved tensors of its graph; use 2.10 or newer"
-        )
+        hides = f"PyTorch {torch.__version__} hides the saved tensors of its graph; use 2.10 or newer"
+        return "" if CAN_TELL else hides
 
     def forget(self) -> None:
         self._key = object()
@@ -103,14 +101,18 @@ class Producers:
         """Return the source of a cast to a wide floating-point type, and the cast."""
         base = tensor._base
         made = tensor if base is None else base
-        if type(made.grad_fn).__name__ != CAST.node:  # as nearly all
+        node, dtype = made.grad_fn, made.dtype
+        if type(node).__name__ != CAST.node or not dtype.is_floating_point:  # as nearly all
             return None
-        source = narrow_source(made.grad_fn, made.dtype)
-        if source is None or not _is_whole(tensor, spec, base):
+        before, number = node.next_functions[0]  # type: ignore[union-attr]
+        shown: Any = getattr(before, "_input_metadata", ())
+        source = shown[number].dtype if number < len(shown) else None
+        holds_all = source in (torch.float16, torch.bfloat16) and dtype.itemsize > source.itemsize
+        if not holds_all or not _is_whole(tensor, spec, base):
             return None
         with _unseen():
             narrow = made.detach().to(source)
-        return Recipe("narrow", cast_to(made.dtype), (), 1), narrow
+        return Recipe("narrow", Call(CAST, (dtype,), (0,)), (), 1), narrow
 
     def whole(self, tensor: Tensor, /) -> Tensor:
         base = tensor._base

@@ -8,11 +8,10 @@ Attributes of nodes that are no part of PyTorch's documented interface are read 
 in :mod:`tensorstash.backends.torch.readers`. Where a node has not the one that is wanted, there is no recipe.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import ref
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -20,7 +19,6 @@ from tensorstash.abilities.recipes import Leaf
 from tensorstash.backends.search import Call, NoRecipe, Number
 from tensorstash.backends.search import Search as AnySearch
 from tensorstash.backends.torch.recipes.rule import Rule, saved
-from tensorstash.backends.torch.recipes.rules import CAST
 
 
 def _as_laid_out(shape: tuple[int, ...], strides: tuple[int, ...], tensor: Tensor) -> Tensor:
@@ -124,18 +122,3 @@ class Search(AnySearch):
         if type(tensor) not in (Tensor, Parameter) or not tensor.untyped_storage().nbytes():
             raise NoRecipe("a leaf without memory of its own")
         return self.input(Leaf(tensor))
-
-
-def narrow_source(node: Any, dtype: torch.dtype) -> torch.dtype | None:
-    """Return the narrower floating-point type that a cast has made a wider one of, whose values it all holds."""
-    if not dtype.is_floating_point:
-        return None
-    before, number = node.next_functions[0]
-    shown = getattr(before, "_input_metadata", None)
-    source: torch.dtype | None = None if shown is None or number >= len(shown) else shown[number].dtype
-    return source if source in (torch.float16, torch.bfloat16) and dtype.itemsize > source.itemsize else None
-
-
-def cast_to(dtype: torch.dtype) -> Hashable:
-    """Return the operation that casts the only input of a recipe."""
-    return Call(CAST, (dtype,), (0,))
