@@ -32,8 +32,9 @@ backward.repair()
 for _each in (pylayer, foreign_hooks, surroundings, writers, settings):
     _each.repair(_STACK)
 
-# Parameters are the process's, too: to search for them takes long, and one backend has found them for all.
+# Parameters are the process's, too.
 _PARAMETERS = Parameters(lambda: _STACK.entries)
+_PARAMETERS.repair()
 
 
 class PaddleBackend:

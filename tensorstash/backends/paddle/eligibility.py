@@ -1,9 +1,9 @@
 """Saved tensors that must stay as they are, and the reasons."""
 
 import gc
-import sys
 import threading
 from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any
 from weakref import ref
 
@@ -26,14 +26,32 @@ class Parameters:
 
     def __init__(self, entries: Callable[[], int]) -> None:
         self._entries = entries
-        self._lock = threading.Lock()
-        self._deaths = 0
-        self._kinds: list[type] = [EagerParamBase]
-        self._seen: tuple[int, list[int], int] = -1, [], -1
-        self._known: list[ref[Tensor]] = []
+        # Parameters are made anywhere, also in garbage collections that begin while the lock is held.
+        self._lock = threading.RLock()
+        self._known: dict[int, ref[Tensor]] = {}
+        self._made = 0
+        self._seen = -1, -1
         # Replaced as a whole, for other threads to read.
         self._at: dict[int, ref[Tensor]] = {}
         self._nodes: tuple[object, dict[int, ref[Tensor]]] = None, {}
+
+    def repair(self) -> None:
+        """Learn of the parameters that there are, and of each that is made from now on.
+
+        Instances refer to their class. What ``gc.freeze()`` has set aside the collector does not find.
+        """
+        kinds: list[Any] = [EagerParamBase]
+        for kind in kinds:
+            kinds += kind.__subclasses__()
+        self.register(each for each in gc.get_referrers(*kinds) if isinstance(each, EagerParamBase))
+        make = kinds[0].__init__
+
+        @wraps(make)
+        def __init__(parameter: Tensor, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            make(parameter, *args, **kwargs)
+            self.register([parameter])
+
+        kinds[0].__init__ = __init__
 
     def keep_reason(self, tensor: Tensor, /) -> str | None:
         """Say why the tensor must be kept as it is, or return None if it can be stashed.
@@ -87,45 +105,20 @@ class Parameters:
     def register(self, parameters: Iterable[Tensor], /) -> None:
         """Learn of parameters, such as those of a model that is wrapped."""
         with self._lock:
-            self._add(parameters)
+            for each in parameters:
+                self._known[id(each)] = ref(each)
+                self._made += 1
 
     def _find(self) -> None:
-        """Look for parameters, if there may be other ones than those that are known, or elsewhere."""
-        # Instances hold a reference to their class, and classes to their bases, so that the counts tell when
-        # parameters have come or gone; one that came as another went is told by the death.
-        if self._seen != self._sight():
-            with self._lock:  # a search under way holds references, too
-                seen = self._sight()
-                if seen != self._seen:
-                    self._add(self._search() if seen[1:] != self._seen[1:] else [])
-                    self._seen = seen
-
-    def _sight(self) -> tuple[int, list[int], int]:
-        return self._entries(), [sys.getrefcount(kind) for kind in self._kinds], self._deaths
-
-    def _search(self) -> list[Tensor]:
-        """Return the parameters that the garbage collector finds.
-
-        Instances refer to their class. The search holds the interpreter lock and gives out nothing else, unlike
-        ``gc.get_objects()``, whose list breaks tuples that other threads are just building. What ``gc.freeze()`` has
-        set aside it does not find.
-        """
-        kinds: list[type] = [EagerParamBase]
-        for kind in kinds:
-            kinds += kind.__subclasses__()
-        if kinds != self._kinds:  # or the references that lists hold would look like instances
-            self._kinds = kinds
-        return [each for each in gc.get_referrers(*kinds) if isinstance(each, EagerParamBase)]
-
-    def _add(self, more: Iterable[Tensor]) -> None:
-        known = {id(each) for each in self._alive()}
-        self._known += [ref(one, self._died) for one in more if id(one) not in known]
-        self._known = [each for each in self._known if each() is not None]
-        there = [each for each in self._alive() if not each.is_dist() and each._is_initialized()]
-        self._at = {each.data_ptr() - each._offset(): ref(each) for each in there}
+        """Look up where parameters are, if there may be other ones than before, or elsewhere."""
+        seen = self._entries(), self._made
+        if seen != self._seen:
+            with self._lock:
+                alive = self._alive()
+                self._known = {id(each): ref(each) for each in alive}
+                there = [each for each in alive if not each.is_dist() and each._is_initialized()]
+                self._at = {each.data_ptr() - each._offset(): ref(each) for each in there}
+                self._seen = seen
 
     def _alive(self) -> list[Tensor]:
-        return [found for each in list(self._known) if (found := each()) is not None]
-
-    def _died(self, _: object) -> None:
-        self._deaths += 1  # deaths that are counted as one are still told from none
+        return [found for each in list(self._known.values()) if (found := each()) is not None]
