@@ -89,11 +89,7 @@ class Event(Protocol):
 class Stream(Protocol):
     """A queue of work of one device; equal to itself alone, and to other objects for the same queue. Thread-safe."""
 
-    def record(self) -> Event:
-        """Return the point after all work that was submitted so far."""
-        ...
-
-    def wait(self, event: Any, /) -> None:
+    def wait_event(self, event: Any, /) -> None:
         """Let later work begin only after ``event``, of any stream of the same framework."""
         ...
 
@@ -117,6 +113,10 @@ class Streams(Protocol[T]):
 
     def why_copies_wait(self, device: str, /) -> str | None:
         """Say why copies of a device make the program wait; None if they run beside it."""
+        ...
+
+    def recorded(self, stream: Any, /) -> Event:
+        """Return the point after all work that was submitted to a stream so far."""
         ...
 
     def side_stream(self, device: str, direction: str, /) -> Stream:

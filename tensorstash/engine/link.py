@@ -30,11 +30,11 @@ def bytes_per_s(streams: Streams[Any], device: str, nbytes: int) -> float:
         if is_out_of_memory(error):
             return 0.0
         raise
-    side.wait(compute.record())
-    side.record().synchronize()
+    side.wait_event(streams.recorded(compute))
+    streams.recorded(side).synchronize()
     begin = perf_counter()
     streams.copy_out(source, pages, side)
-    side.record().synchronize()
+    streams.recorded(side).synchronize()
     return nbytes / (perf_counter() - begin)
 
 

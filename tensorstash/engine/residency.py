@@ -48,7 +48,6 @@ class Residency:
         self._alive: dict[ref[Content], int] = {}
         self._gone: deque[ref[Content]] = deque()
         self._used_bytes = self._peak_bytes = 0
-        self._keeps_some = ladder is not None
         self.is_tight = False
         """Whether more than the limit is held, once those that have left last are on their way."""
         self.after_fork()
@@ -71,8 +70,9 @@ class Residency:
             if self._ladder is not None:
                 self._alive[ref(content, self._gone.append)] = content.nbytes
                 self._used_bytes += content.nbytes
-            self._keeps_some = self._keeps_some or content.is_streamed
-            return self._leaving(freed) if self._keeps_some else freed
+            if self._ladder is None:
+                return self._beyond_the_newest(freed)
+            return self._beyond_the_limit(self._ladder, freed, is_early=True)
 
     def freed(self, *, all_of_them: bool = False) -> list[Any]:
         """Return contents that leave now, as nobody else holds their memory any more.
@@ -82,7 +82,9 @@ class Residency:
         """
         with self._lock:
             freed = self._taken(list(self._groups), unread=True) if all_of_them else self._freed()
-            return self._leaving(freed, is_early=not all_of_them) if self._keeps_some else freed
+            if self._ladder is None:
+                return self._beyond_the_newest(freed)
+            return self._beyond_the_limit(self._ladder, freed, is_early=not all_of_them)
 
     def clear(self) -> list[Any]:
         """Return all contents, whoever holds their memory, but for memory that is not there now."""
@@ -141,27 +143,24 @@ class Residency:
         assert self._ladder is not None, "a limit without a budget"
         return self._ladder.limit_bytes - self.held_bytes
 
-    def _older(self, freed: list[Any]) -> list[Any]:
+    def _beyond_the_newest(self, freed: list[Any]) -> list[Any]:
         """Return the freed contents that leave, and older ones in place of those that stay on their device."""
         leaving: list[Any] = []
         for content in freed:
-            if not content.is_streamed or not content.may_stay:  # a recipe's tensor never stays
-                leaving.append(content)
-                continue
-            while not content.stay() and self._staying:
-                oldest: Any = self._staying.popleft()()
+            stays = content.is_streamed and content.may_stay  # a recipe's tensor never stays
+            while stays and not content.stay():
+                stays = bool(self._staying)
+                oldest: Any = self._staying.popleft()() if stays else None
                 if oldest is not None:
                     oldest.leave()
                     leaving.append(oldest)
-            if content.stays:
+            if stays:
                 self._staying.append(ref(content))
             else:
                 leaving.append(content)
         return leaving
 
-    def _leaving(self, freed: list[Content], *, is_early: bool = True) -> list[Content]:
-        if self._ladder is None:
-            return self._older(freed)
+    def _beyond_the_limit(self, ladder: Ladder, freed: list[Any], *, is_early: bool) -> list[Any]:
         if self._gone:
             self._settle()
         leaving: list[Content] = []
@@ -171,10 +170,10 @@ class Residency:
             else:
                 leaving.append(content)
                 self._forget(ref(content))
-        other_bytes = self._ladder.other_bytes()
+        other_bytes = ladder.other_bytes()
         held_bytes = self._used_bytes + sum([content.nbytes for content in leaving]) + other_bytes
-        self.is_tight = held_bytes > self._ladder.limit_bytes
-        most_bytes = self._ladder.limit_bytes - other_bytes - (self._ladder.early_bytes() if is_early else 0)
+        self.is_tight = held_bytes > ladder.limit_bytes
+        most_bytes = ladder.limit_bytes - other_bytes - (ladder.early_bytes() if is_early else 0)
         while self._used_bytes > most_bytes and self._staying:
             if (oldest := self._staying.popleft()()) is not None:
                 leaving.append(oldest)

@@ -70,11 +70,6 @@ class StreamContent(Content):
     def stay(self) -> bool:
         """Stay on the device, near the computation; return False if there is no room."""
         self._near = self._transfers.near(self.nbytes)
-        return self.stays
-
-    @property
-    def stays(self) -> bool:
-        """Whether it stays on the device for now."""
         return self._near is not None
 
     def leave(self) -> None:
@@ -245,4 +240,4 @@ class StreamContent(Content):
             other.release()
 
     def __del__(self) -> None:
-        self._transfers.leave(id(self), self._flight, self._arrival)
+        self._transfers.leave(id(self), self._arrival)

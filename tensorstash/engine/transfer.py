@@ -16,17 +16,19 @@ class Transfer:
         array: its host memory.
         held: keeps its device memory: the source, or the tensor that is copied into.
         stream: the compute stream that the device memory is used in.
-        side: the stream that copies.
+        record: returns the present point of the stream that copies.
         lease: of the device memory, in the budget where it is counted; None if it is not.
     """
 
-    __slots__ = ("__weakref__", "_end", "_lease", "_side_stream", "array", "held", "stream")
+    __slots__ = ("__weakref__", "_end", "_lease", "_record", "array", "held", "stream")
 
-    def __init__(self, array: Array, held: Any, stream: Stream, side: Stream, lease: Lease | None) -> None:
+    def __init__(
+        self, array: Array, held: Any, stream: Stream, record: Callable[[], Event], lease: Lease | None
+    ) -> None:
         self.array = array
         self.held: Any = held
         self.stream = stream
-        self._side_stream = side
+        self._record = record
         self._end: Event | None = None
         self._lease = lease
 
@@ -34,7 +36,7 @@ class Transfer:
     def end(self) -> Event:
         """A point of the copy stream after it; for the first time once it has begun, or never will."""
         if self._end is None:
-            self._end = self._side_stream.record()
+            self._end = self._record()
         return self._end
 
     def start(self, launch: Callable[[], object], under_way: "deque[Transfer]") -> None:
@@ -48,7 +50,7 @@ class Transfer:
         try:
             launch()
         finally:
-            self._end = self._side_stream.record()
+            self._end = self._record()
 
     @property
     def is_counted(self) -> bool:
@@ -58,7 +60,7 @@ class Transfer:
     def release(self) -> None:
         """Let compute wait for the end, and drop the device memory; idempotent, never blocks, safe in a finalizer."""
         if self.held is not None:
-            self.stream.wait(self.end)
+            self.stream.wait_event(self.end)
             self.drop()
 
     def drop(self) -> None:
@@ -77,13 +79,15 @@ class SideStream:
 
     Args:
         stream: where they are done.
+        record: returns its present point.
         is_out: whether they go to the host, so that their device memory is not needed afterwards.
     """
 
-    __slots__ = ("_is_out", "stream", "transfers")
+    __slots__ = ("_is_out", "record", "stream", "transfers")
 
-    def __init__(self, stream: Stream, *, is_out: bool) -> None:
+    def __init__(self, stream: Stream, record: Callable[[], Event], *, is_out: bool) -> None:
         self.stream = stream
+        self.record = record
         self._is_out = is_out
         self.transfers: deque[Transfer] = deque()
 
@@ -94,6 +98,11 @@ class SideStream:
             transfer = self.transfers.popleft()
             if self._is_out:
                 transfer.drop()
+
+    def release_all(self) -> None:
+        """Drop the sources of all copies to the host, for whose end compute waits."""
+        for transfer in list(self.transfers) if self._is_out else ():
+            transfer.release()
 
     def release_oldest(self) -> None:
         """Let compute wait for the oldest copy to the host that holds its source."""

@@ -1,5 +1,6 @@
 """The place on the host of a device with streams: transferred beside the computation, and back ahead of it."""
 
+from time import perf_counter
 from typing import Any
 
 from tensorstash.abilities import Stream
@@ -7,6 +8,7 @@ from tensorstash.engine.host_place import HostPlace
 from tensorstash.engine.place import Stored
 from tensorstash.engine.transfer import Transfer
 from tensorstash.engine.transfers import Transfers
+from tensorstash.errors import StashError
 from tensorstash.host.arrays import Array, borrowed
 
 
@@ -35,12 +37,19 @@ class TransferPlace(HostPlace):
     def send(self, launched: Any, source: Any, compute: Stream) -> Transfer | None:
         """Start the transfer to the host; return None if there is no memory for it."""
         held = source if self.shares_source else launched
-        return self.transfers.out(launched, held, self.launched_spec(self.backend.nbytes(launched)), compute)
+        spec = self.launched_spec(self.backend.nbytes(launched)) if self.runs_kernels else self.spec
+        return self.transfers.out(launched, held, spec, compute)
 
     def stored_at_once(self, launched: Any, flight: Transfer | None) -> Stored:
         """Return a stored payload whose bytes may still be arriving."""
         assert flight is not None, "nothing is under way"
-        return self.put(flight.array)
+        array, started = flight.array, perf_counter()
+        try:
+            slot = self.store.put(array)
+        except StashError as error:
+            raise error.at(self.label) from error
+        self._runs.count_in(array.nbytes, array.nbytes, perf_counter() - started)
+        return Stored(self.store, slot, array.nbytes)
 
     def store_transferred(self, array: Array) -> Stored:
         """Run the codecs of the host and store the result.

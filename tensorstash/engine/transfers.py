@@ -25,7 +25,7 @@ the tensor is refused when it is asked for, as autograd refuses it.
 
 import sys
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -67,7 +67,6 @@ class Transfers:
         self.on_device = streams.on_device
         self.compute: Callable[[str], Any] = streams.current_stream
         """Returns the stream of a device's computation, as it is now; looked up once, since every copy asks."""
-        self._left: deque[Transfer] = deque()
         self._is_child = False
         self._was_full = False
         """Whether a device was full in this step, so that nothing is read ahead: each refusal makes it wait."""
@@ -89,16 +88,16 @@ class Transfers:
             compute: the stream of the computation, as it is now.
         """
         streams = self._streams
-        self._forget_ended()  # copies back hold host memory of the last step
-        array = self._pinned.take(spec.nbytes)
-        if array is None:
-            return None
         with self._lock:
-            side = self._side_stream(spec.device, "out")
-            lease = self._make_room(spec.nbytes)
+            self._forget_ended()  # copies back hold host memory of the last step
+            array = self._pinned.take(spec.nbytes)
+            if array is None:
+                return None
+            side = self._side_streams.get((spec.device, "out")) or self._side_stream(spec.device, "out")
+            lease = self._room_for(spec.nbytes)
             streams.use_in(held, compute)
-            side.stream.wait(compute.record())
-            transfer = Transfer(array, held, compute, side.stream, lease)
+            side.stream.wait_event(streams.recorded(compute))
+            transfer = Transfer(array, held, compute, side.record, lease)
             transfer.start(partial(streams.copy_out, source, array, side.stream), side.transfers)
             self.sent[spec.device] += spec.nbytes
         if lease is None:
@@ -120,27 +119,23 @@ class Transfers:
             return None
         compute = self.compute(spec.device)
         with self._lock:
-            side = self._side_stream(spec.device, "back")
-            if side.transfers:
-                side.forget_ended()
-            if self._left:
-                self._drop_left()
+            side = self._side_streams.get((spec.device, "back")) or self._side_stream(spec.device, "back")
+            self._forget_ended()
             target = self._allocated(spec, is_prefetch=is_prefetch)
-            side.stream.wait(compute.record())
+            side.stream.wait_event(streams.recorded(compute))
             if after is not None:
-                side.stream.wait(after)
-            transfer = Transfer(data, target, compute, side.stream, lease)
+                side.stream.wait_event(after)
+            transfer = Transfer(data, target, compute, side.record, lease)
             transfer.start(partial(streams.copy_in, data, target, side.stream), side.transfers)
         return transfer
 
-    def leave(self, payload: int, flight: Transfer | None, arrival: Transfer | None) -> None:
+    def leave(self, payload: int, arrival: Transfer | None) -> None:
         """Note that nobody asks for a payload any more; takes no lock and never blocks, safe in a finalizer.
 
         Its source is dropped when the copy out has ended, as long as there are others that may be asked for.
 
         Args:
             payload: its identity.
-            flight: the copy out, if there was one.
             arrival: a copy back that nobody has asked for, if there was one.
         """
         self._saved.discard(payload)
@@ -148,10 +143,9 @@ class Transfers:
             return
         if arrival is not None:
             arrival.release()
-        if flight is not None and flight.held is not None:
-            self._left.append(flight)
-        if self._left:
-            self._release_left_if_last()
+        if not self._saved:
+            for side in list(self._side_streams.values()):
+                side.release_all()
 
     def has_streams(self, device: str) -> bool:
         """Whether a device works behind the program."""
@@ -189,12 +183,13 @@ class Transfers:
         if target is None or transfer.stream != self.compute(device):
             transfer.release()
             return None
-        transfer.stream.wait(transfer.end)
+        transfer.stream.wait_event(transfer.end)
         return target
 
     def lent(self, tensor: Any, device: str) -> None:
         """Tell the allocator that a tensor which has not left is read in the current stream."""
-        self._forget_ended()  # backward begins with tensors that have not left, when the device has its peak
+        with self._lock:
+            self._forget_ended()  # backward begins with tensors that have not left, when the device has its peak
         self.used_here(tensor, device)
 
     def used_here(self, tensor: Any, device: str) -> Any:
@@ -206,7 +201,7 @@ class Transfers:
         """Let later work of compute begin after that of ``stream``, which made a tensor; return compute's stream."""
         compute: Stream = self.compute(device)
         if compute != stream:
-            compute.wait(stream.record())
+            compute.wait_event(self._streams.recorded(stream))
             self._streams.use_in(tensor, compute)
         return compute
 
@@ -226,7 +221,8 @@ class Transfers:
             under_way = [transfer for side in self._side_streams.values() for transfer in side.transfers]
         for transfer in under_way:
             transfer.end.synchronize()
-        self._forget_ended()
+        with self._lock:
+            self._forget_ended()
 
     def _allocated(self, spec: TensorSpec, *, is_prefetch: bool) -> Any:
         """Return device memory for a copy back; on a full device, for one that is asked for, once sources have gone."""
@@ -242,35 +238,12 @@ class Transfers:
         return self._streams.empty(spec)
 
     def _forget_ended(self) -> None:
-        """Drop the memory of copies that have ended."""
-        with self._lock:
-            for side in self._side_streams.values():
-                if side.transfers:
-                    side.forget_ended()
-            if self._left:
-                self._drop_left()
+        """Drop the memory of copies that have ended, under the lock."""
+        for side in self._side_streams.values():
+            if side.transfers:
+                side.forget_ended()
 
-    def _drop_left(self) -> None:
-        """Drop the sources that were left and whose copies have ended."""
-        for _ in range(len(self._left)):
-            try:
-                transfer = self._left.popleft()
-            except IndexError:  # a finalizer was faster
-                return
-            if transfer.end.query():
-                transfer.drop()
-            else:
-                self._left.append(transfer)
-        self._release_left_if_last()
-
-    def _release_left_if_last(self) -> None:
-        while self._left and not self._saved:
-            try:
-                self._left.popleft().release()
-            except IndexError:  # another thread was faster
-                return
-
-    def _make_room(self, nbytes: int) -> Lease | None:
+    def _room_for(self, nbytes: int) -> Lease | None:
         """Count bytes of a source, which goes alone if it is larger than the budget; return None if there is none."""
         budget = self.out_budget
         if not budget.limit:
@@ -284,7 +257,9 @@ class Transfers:
         key = device, direction
         side = self._side_streams.get(key)
         if side is None:
-            side = self._side_streams[key] = SideStream(self._streams.side_stream(*key), is_out=direction == "out")
+            stream = self._streams.side_stream(*key)
+            record = partial(self._streams.recorded, stream)
+            side = self._side_streams[key] = SideStream(stream, record, is_out=direction == "out")
         return side
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

@@ -103,7 +103,7 @@ def session(policy: HookPolicy, limits: ts.Limits, fault: type | None = None) ->
     backend = TorchBackend()
     if is_of_backend:
         stream = cache(lambda device: backend.streams.side_stream(device, "out"))
-        fault.put(backend, lambda device: stream(device).raw)
+        fault.put(backend, stream)
     one: Session[Any] = Session(policy, backend, min_bytes=0, limits=limits)
     if fault is not None and not is_of_backend:
         pinned = PinnedMemory(backend.streams.locked_pages, limits.pinned_bytes or 2**40)

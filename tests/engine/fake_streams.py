@@ -159,10 +159,10 @@ def program(choose: random.Random, scope: Callable[[], Any], *, has_streams: boo
 def inside(stream: Stream) -> Iterator[None]:
     """Submit work to ``stream``, after what the default stream was given, which goes on after it."""
     main = default_stream(stream.device)
-    stream.wait(main.record())
+    stream.wait_event(main.record())
     with use_stream(stream):
         yield
-    main.wait(stream.record())
+    main.wait_event(stream.record())
 
 
 def _step(choose: random.Random, device: str, scope: Callable[[], Any], streams: Sequence[Stream]) -> list[bytes]:

@@ -45,9 +45,9 @@ class _Blind:
         self._stream = stream
         self._hears = hears
 
-    def wait(self, event: Any) -> None:
+    def wait_event(self, event: Any) -> None:
         if self._hears(event):
-            self._stream.wait(event)
+            self._stream.wait_event(event)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -174,7 +174,7 @@ class TensorHandedToAnotherStream(Transfers):
     """Rule 5: what was brought back for one stream is not handed to another."""
 
     def arrived(self, copy: Any, device: str) -> Any:
-        copy.stream.wait(copy.end)
+        copy.stream.wait_event(copy.end)
         return copy.held
 
 

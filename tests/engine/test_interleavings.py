@@ -60,7 +60,7 @@ def aside(choose: random.Random, scope: Callable[[], Any], has_streams: bool) ->
     main, side = default_stream("sim:0"), Stream("sim:0", "first")
     weights = np.random.default_rng(choose.randint(0, 9)).uniform(-1, 1, SHAPE).astype(np.float32)
     x = ref.tensor(weights, device="sim:0") * 1.0
-    side.wait(main.record())
+    side.wait_event(main.record())
     with use_stream(side if has_streams else main):
         leaf = ref.tensor(weights, device="sim:0", requires_grad=True)
         with scope():
@@ -81,7 +81,7 @@ def stays_aside(choose: random.Random, scope: Callable[[], Any], has_streams: bo
     session: Session[Any]
     with scope() as session:
         handle = session.pack(x * 1.0)
-    side.wait(main.record())
+    side.wait_event(main.record())
     with use_stream(side if has_streams else main):
         got = session.unpack(handle) * 1.0
     del handle
@@ -100,7 +100,7 @@ def prefetched(choose: random.Random, scope: Callable[[], Any], has_streams: boo
         handle = session.pack(ref.tensor(values, device="sim:0") * 1.0)
         saved = side.record()
         more = [session.pack(ref.full(SHAPE, value, device="sim:0") * 1.0) for value in range(choose.randint(2, 6))]
-    main.wait(saved)
+    main.wait_event(saved)
     got = session.unpack(handle).host_bits().tobytes()
     del more
     return [got]
@@ -126,7 +126,7 @@ def lent_aside(choose: random.Random, scope: Callable[[], Any], has_streams: boo
         x = ref.tensor(values, device="sim:0") * 1.0
         handles = [session.pack(x), session.pack(x)]  # so that who asks first gets a copy
         del x
-    side.wait(main.record())
+    side.wait_event(main.record())
     with use_stream(side if has_streams else main):
         got = session.unpack(handles[0])
     handles.clear()

@@ -53,7 +53,7 @@ def test_streams_keep_their_order_and_wait_for_events(lazy: None) -> None:
     first, second = Stream("sim:0"), Stream("sim:0")
     second.submit(lambda: done.append("b"))
     first.submit(lambda: done.append("a"))
-    second.wait(first.record())
+    second.wait_event(first.record())
     second.submit(lambda: done.append("c"))
     first.submit(lambda: done.append("d"))
     second.synchronize()
@@ -122,7 +122,7 @@ def test_freed_memory_waits_for_other_streams_that_were_said_to_use_it(lazy: Non
     x = ref.full((64,), 7.0, device="sim:0")
     address, window = x.data_ptr(), x.carriers()
     side, seen = Stream("sim:0"), np.zeros(64, np.float32)
-    side.wait(current_stream("sim:0").record())
+    side.wait_event(current_stream("sim:0").record())
     side.submit(lambda: np.copyto(seen, window))
     x.storage.use_in(side)
     del x

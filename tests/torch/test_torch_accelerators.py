@@ -11,7 +11,7 @@ import torch
 import tensorstash as ts
 from tensorstash.backends.torch import streams as torch_streams
 from tensorstash.backends.torch.eligibility import dispatch_reason
-from tensorstash.backends.torch.streams import Accelerator, DeviceStream, DeviceStreams, asked, found_accelerator
+from tensorstash.backends.torch.streams import Accelerator, DeviceStreams, asked, found_accelerator
 from tensorstash.errors import TensorStashWarning
 from tensorstash.host.arrays import Array
 
@@ -60,7 +60,7 @@ def test_training_on_a_device_without_memory_warns_once() -> None:
 def queues(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every device have streams."""
     monkeypatch.setattr(torch, "Stream", lambda device: device)
-    monkeypatch.setattr(DeviceStream, "record", lambda stream: stream)
+    monkeypatch.setattr(torch_streams, "recorded", lambda stream: stream)
 
 
 @pytest.fixture

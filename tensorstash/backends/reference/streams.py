@@ -26,6 +26,9 @@ class DeviceStreams:
     def why_copies_wait(self, device: str, /) -> str | None:
         return None
 
+    def recorded(self, stream: streams.Stream, /) -> streams.Event:
+        return stream.record()
+
     def side_stream(self, device: str, direction: str, /) -> streams.Stream:
         return streams.Stream(device)
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
-from tensorstash.abilities import Event
 from tensorstash.errors import BackendError, graph_is_captured
 from tensorstash.host.arrays import Array, adopted
 from tensorstash.host.pinned import PinnedMemory, lockable_bytes, registered_pages
@@ -62,7 +61,7 @@ def asked(kind: str, module: Any, index: int = 0) -> Accelerator | str:
         index: of the device to try; others may belong to other processes, which would pay for a context.
     """
     try:
-        DeviceStream(torch.Stream(device=torch.device(kind, index))).record()
+        recorded(torch.Stream(device=torch.device(kind, index)))
     except (RuntimeError, ValueError) as refusal:  # which is how PyTorch says that a device has none
         return f"it has no streams ({_first_line(refusal)})"
     locked_pages = _pinned_pages
@@ -73,7 +72,7 @@ def asked(kind: str, module: Any, index: int = 0) -> Accelerator | str:
             locked_pages(1)
         except OSError as refusal:
             return f"it has no page-locked memory ({refusal.strerror})"
-    return Accelerator(kind, getattr(module, "is_current_stream_capturing", lambda: False), locked_pages)
+    return Accelerator(kind, getattr(module, "is_current_stream_capturing", bool), locked_pages)
 
 
 def _pinned_pages(nbytes: int) -> Array:
@@ -105,20 +104,11 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceStream:
-    """A stream of a device; equal to other objects for the same queue."""
-
-    raw: Any
-
-    def record(self) -> Event:
-        """Return the event after all work so far; a thread that waits for it sleeps where that can be had."""
-        event: Any = torch.Event(self.raw.device, blocking=True)
-        event.record(self.raw)
-        return event  # type: ignore[no-any-return]
-
-    def wait(self, event: Any, /) -> None:
-        self.raw.wait_event(event)
+def recorded(stream: torch.Stream) -> torch.Event:
+    """Return the event after all work of a stream; a thread that waits for it sleeps where that can be had."""
+    event = torch.Event(stream.device, blocking=True)
+    event.record(stream)
+    return event
 
 
 class DeviceStreams:
@@ -132,7 +122,7 @@ class DeviceStreams:
     def __init__(self, find: Callable[[], Accelerator | str] = found_accelerator) -> None:
         self._find = find
         self._known: dict[str, tuple[Accelerator | str, torch.device]] = {}
-        self._sides: dict[tuple[str, str], DeviceStream] = {}
+        self._sides: dict[tuple[str, str], torch.Stream] = {}
 
     @cached_property
     def pinned(self) -> PinnedMemory:
@@ -152,20 +142,23 @@ class DeviceStreams:
             known = self._known[device] = found, place
         return known
 
-    def current_stream(self, device: str, /) -> DeviceStream | None:
+    def current_stream(self, device: str, /) -> torch.Stream | None:
         accelerator, place = self._of(device)
         if isinstance(accelerator, str):
             return None
         if accelerator.is_capturing():
             raise graph_is_captured(device)
         # The function behind torch.accelerator.current_stream, without its frames: every copy asks.
-        return DeviceStream(torch._C._accelerator_getStream(place.index))
+        stream: torch.Stream = torch._C._accelerator_getStream(place.index)
+        return stream
+
+    recorded = staticmethod(recorded)
 
     def why_copies_wait(self, device: str, /) -> str | None:
         accelerator, _ = self._of(device)
         return accelerator if isinstance(accelerator, str) else None
 
-    def side_stream(self, device: str, direction: str, /) -> DeviceStream:
+    def side_stream(self, device: str, direction: str, /) -> torch.Stream:
         """Return the stream of the process for copies of that device in a direction.
 
         PyTorch has 32 in all, and hands them out again: more than one pair would share with collectives.
@@ -173,7 +166,7 @@ class DeviceStreams:
         side = self._sides.get((device, direction))
         if side is None:  # of two threads the later one takes that of the other
             assert (why := self.why_copies_wait(device)) is None, f"{device}: {why}"
-            side = self._sides.setdefault((device, direction), DeviceStream(torch.Stream(device=torch.device(device))))
+            side = self._sides.setdefault((device, direction), torch.Stream(device=torch.device(device)))
         return side
 
     def on_device(self, device: str, /) -> AbstractContextManager[Any]:
@@ -185,32 +178,32 @@ class DeviceStreams:
             raw = torch.empty(spec.nbytes, dtype=torch.uint8, device=spec.device)
             return raw.view(getattr(torch, spec.dtype)).view(spec.shape)
 
-    def copy_out(self, source: Tensor, target: Array, stream: DeviceStream, /) -> None:
+    def copy_out(self, source: Tensor, target: Array, stream: torch.Stream, /) -> None:
         self._copy(source, target, stream, is_out=True)
 
-    def copy_in(self, source: Array, target: Tensor, stream: DeviceStream, /) -> None:
+    def copy_in(self, source: Array, target: Tensor, stream: torch.Stream, /) -> None:
         self._copy(target, source, stream, is_out=False)
 
-    def use_in(self, tensor: Tensor, stream: DeviceStream, /) -> None:
+    def use_in(self, tensor: Tensor, stream: torch.Stream, /) -> None:
         """Tell the allocator of a stream that uses the memory; nothing happens for the stream that it belongs to."""
         with DisableTorchFunction(), _DisableTorchDispatch():
             # PyTorch would resolve a lazy flag first, and tell of the copy that it makes for that.
             plain = tensor.conj() if tensor.is_conj() else tensor
             plain = torch._neg_view(plain) if plain.is_neg() else plain
-            plain.record_stream(stream.raw)
+            plain.record_stream(stream)
 
     def locked_pages(self, nbytes: int, /) -> Array:
         accelerator = self._found
         assert not isinstance(accelerator, str), accelerator
         return accelerator.locked_pages(nbytes)
 
-    def _copy(self, tensor: Tensor, array: Array, stream: DeviceStream, *, is_out: bool) -> None:
+    def _copy(self, tensor: Tensor, array: Array, stream: torch.Stream, *, is_out: bool) -> None:
         with DisableTorchFunction(), _DisableTorchDispatch():  # nothing here requires a gradient
             there = tensor.detach().reshape(-1).view(torch.uint8)
             # PyTorch warns of arrays that it could write to.
             here = torch.from_numpy(array if array.flags.writeable else adopted(array))
             source, target = (there, here) if is_out else (here, there)
-            with stream.raw:
+            with stream:
                 target.copy_(source, non_blocking=True)
 
 

@@ -83,7 +83,7 @@ class Stream:
         self.submit(event.reach)
         return event
 
-    def wait(self, event: Event, /) -> None:
+    def wait_event(self, event: Event, /) -> None:
         """Let later work begin only after ``event``."""
         if _timeline.schedule is not None:
             _timeline.submit(self, event)
