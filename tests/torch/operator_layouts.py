@@ -2,32 +2,25 @@
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """How a tensor comes to a layout by differentiable views of a dense one.
 
     Args:
         accepts: whether a tensor can be laid out so.
         base: a dense tensor with the values of the given one, in the order they have in memory.
         view: the tensor of this layout, given one like the base.
-        is_special: whether values, not memory, are different; then it is enough that one input accepts.
     """
 
     accepts: Callable[[Tensor], bool]
     base: Callable[[Tensor], Tensor]
     view: Callable[[Tensor], Tensor]
-
-
-def _everything(tensor: Tensor) -> bool:
-    return True
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:
@@ -40,17 +33,8 @@ def _reversed(tensor: Tensor) -> Tensor:
 
 def _framed(tensor: Tensor) -> Tensor:
     """Return the tensor in the middle of a larger one, with something else around it."""
-    last = tensor.shape[-1]
     frame = tensor[..., :1].expand(*tensor.shape[:-1], 2)
-    return torch.cat([frame[..., :1], tensor, frame], -1).reshape(*tensor.shape[:-1], last + 3)
-
-
-def _is_complex(tensor: Tensor) -> bool:
-    return tensor.is_complex()
-
-
-def _is_signed(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+    return torch.cat([frame[..., :1], tensor, frame], -1)
 
 
 def _has_elements(tensor: Tensor) -> bool:
@@ -58,13 +42,13 @@ def _has_elements(tensor: Tensor) -> bool:
 
 
 LAYOUTS = {
-    "contiguous": Layout(_everything, _as_it_is, _as_it_is),
+    "contiguous": Layout(lambda t: True, _as_it_is, _as_it_is),
     "transposed": Layout(lambda t: t.dim() >= 2, _reversed, _reversed),
     "sliced": Layout(_has_elements, _framed, lambda t: t[..., 1:-2]),
     "expanded": Layout(_has_elements, lambda t: t[:1], _as_it_is),
     "channels_last": Layout(lambda t: t.dim() == 4, lambda t: t.permute(0, 2, 3, 1), lambda t: t.permute(0, 3, 1, 2)),
-    "conj": Layout(_is_complex, lambda t: t.conj(), lambda t: t.conj()),
-    "neg": Layout(_is_signed, lambda t: -t, torch._neg_view),
+    "conj": Layout(Tensor.is_complex, Tensor.conj, Tensor.conj),
+    "neg": Layout(lambda t: t.is_floating_point() or t.is_complex(), Tensor.neg, torch._neg_view),
     "scalar": Layout(_has_elements, lambda t: t.reshape(-1)[0], _as_it_is),
     "empty": Layout(_has_elements, lambda t: t[:0], _as_it_is),
 }

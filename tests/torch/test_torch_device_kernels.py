@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensorstash.abilities import Kernel
 from tensorstash.backends.torch import quantize as torch_triton
 from tensorstash.backends.torch.backend import TorchBackend
 from tensorstash.backends.torch.kernels import DeviceKernels, device_kernel
@@ -132,11 +132,8 @@ def test_quantization(dtype: str, bits: int, rounding: str, content: str, place:
 
 @pytest.mark.parametrize("group_size", [2000, 16_384])
 def test_long_groups(group_size: int, place: str) -> None:
-    check(
-        Affine(bits=4, group_size=group_size),
-        floats((2, min(3 * group_size + 8, 50_000)), "float32", "specials"),
-        place,
-    )
+    tensor = floats((2, min(3 * group_size + 8, 50_000)), "float32", "specials")
+    check(Affine(bits=4, group_size=group_size), tensor, place)
 
 
 @pytest.mark.parametrize("content", CONTENTS)
@@ -181,13 +178,9 @@ def test_memory_at_any_address(place: str) -> None:
     "policy", [Quantize(bits=4), PackMasks() | Cast("float8_e5m2"), Quantize(2) | Compress(min_ratio=1)]
 )
 def test_training_through_kernels_is_training_through_the_codecs(policy: HookPolicy, place: str) -> None:
-    class Chosen(DeviceKernels):
-        def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
-            return device_kernel(codec, spec)
-
     with_kernels, without = TorchBackend(), TorchBackend()
-    with_kernels.kernels, without.kernels = Chosen(), None
-
+    with_kernels.kernels = SimpleNamespace(kernel=device_kernel, payload=DeviceKernels.payload)
+    without.kernels = None
     torch.manual_seed(0)
     x, mask = torch.randn(64, 128, device=place), torch.rand(64, 128, device=place) < 0.5
     first, second = (torch.randn(128, 128, device=place, requires_grad=True) for _ in range(2))
