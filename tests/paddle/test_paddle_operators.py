@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from paddle_operators.cases import LAYOUTS, Case, every_case
 from paddle_operators.driving import outcomes, sampled
-from paddle_operators.exclusions import CRASHES, UNSTABLE, exclusions, reason_of
+from paddle_operators.exclusions import exclusions
 from paddle_operators.table import ROWS
 
 WHOLE = os.environ.get("TENSORSTASH_OPERATORS") == "all"
@@ -33,15 +33,14 @@ def test_the_table_has_more_than_400_operators_and_all_layouts():
 @pytest.mark.long
 @pytest.mark.timeout(0)
 def test_lossless_policies_change_no_bit_of_any_operator_but_where_plain_paddle_refuses_it():
-    left_out = exclusions()
-    cases = [case for case in sampled(every_case(), SEED) if left_out.get(case) not in (UNSTABLE, CRASHES)]
+    cases = [case for case in sampled(every_case(), SEED) if case not in exclusions()]
     wrong, counted = {}, Counter()
     for case, outcome in outcomes("under_policies", cases, None if WHOLE else 5):
-        counted[reason_of(outcome) or "compared"] += 1
-        if "failed" in outcome or reason_of(outcome) != left_out.get(case):
+        counted[outcome.get("excluded", "compared")] += 1
+        if outcome.keys() & {"failed", "died"}:
             wrong[case.id] = outcome
     print(f"seed {SEED}: {dict(counted)} of {len(cases)} cases")
-    assert counted["compared"]
+    assert counted["compared"] > counted.total() / 4
     assert not wrong
 
 

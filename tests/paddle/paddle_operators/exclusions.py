@@ -1,7 +1,7 @@
-"""What is left out of the comparison, and why: cases about which plain Paddle says nothing that could be compared."""
+"""The cases that are left out of the comparison, since plain Paddle crashes in them or is not deterministic."""
 
-from collections.abc import Mapping
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 from .cases import Case
@@ -9,35 +9,16 @@ from .table import ROWS
 
 FILE = Path(__file__).with_name("exclusions.txt")
 
-REFUSED = "Paddle refuses it"
-CRASHES = "plain Paddle crashes"
-NO_GRADIENT = "not differentiable"
-UNSTABLE = "plain Paddle is not deterministic"
-REASONS = (REFUSED, CRASHES, NO_GRADIENT, UNSTABLE)
-
 
 @cache
-def exclusions() -> dict[Case, str]:
-    """The reason of each case that is left out, as the file says.
-
-    A line of the file is a reason, layouts, types, and rows that all of these are left out of.
-    """
-    found = {}
+def exclusions() -> frozenset[Case]:
+    """Return the cases in the file: each line has layouts, types, and rows that all of these are left out of."""
+    found = set()
     for line in FILE.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#") or not line:
+        if line.startswith("#"):
             continue
-        reason, layouts, dtypes, rows = line.split(" | ")
-        assert reason in REASONS, f"unknown reason: {reason!r}"
-        for row in rows.split(" ; "):
+        layouts, dtypes, rows = line.split(" | ")
+        for row, layout, dtype in product(rows.split(" ; "), layouts.split(","), dtypes.split(",")):
             assert row in ROWS, f"no such row: {row!r}"
-            for layout in layouts.split(","):
-                for dtype in dtypes.split(","):
-                    found[Case(row, layout, dtype)] = reason
-    return found
-
-
-def reason_of(outcome: Mapping[str, object]) -> str | None:
-    """Why a case must be left out, by what the job ``plain`` says of it; None if it need not."""
-    if "died" in outcome:
-        return CRASHES
-    return str(outcome["excluded"]) if "excluded" in outcome else None
+            found.add(Case(row, layout, dtype))
+    return frozenset(found)
