@@ -6,47 +6,21 @@ import paddle
 import pytest
 from paddle.autograd import PyLayer
 from paddle_cases import bits, leaf, noise
-
-
-class Tanh(PyLayer):
-    @staticmethod
-    def forward(ctx, x):
-        y = paddle.tanh(x)
-        ctx.save_for_backward(x, y)
-        return y
-
-    @staticmethod
-    def backward(ctx, grad):
-        _, y = ctx.saved_tensor()
-        return grad * (1 - y * y)
+from test_paddle_pylayer import tanh_and_exp, tanh_in_place
 
 
 def saved_by_operations(x):
     return (paddle.exp(x) @ x.t())[1:].sum()
 
 
-def saved_by_a_layer(x):
-    return Tanh.apply(Tanh.apply(x) * 2.0).sum()
+def saved_by_layers(x):
+    """The first saves its input and two outputs, the second what it has written in place."""
+    y, z = tanh_and_exp()(x)
+    first, second = tanh_in_place(y * z)
+    return (tanh_in_place(first * 2.0)[0] + second).sum()
 
 
-class TanhInPlace(PyLayer):
-    @staticmethod
-    def forward(ctx, x):
-        y = x.tanh_()
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx, grad):
-        (y,) = ctx.saved_tensor()
-        return grad * (1 - y * y)
-
-
-def saved_by_a_layer_in_place(x):
-    return TanhInPlace.apply(TanhInPlace.apply(x) * 2.0).sum()
-
-
-programs = pytest.mark.parametrize("program", [saved_by_operations, saved_by_a_layer, saved_by_a_layer_in_place])
+programs = pytest.mark.parametrize("program", [saved_by_operations, saved_by_layers])
 pytestmark = pytest.mark.usefixtures("counting_only", "either_way")
 
 
