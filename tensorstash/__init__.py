@@ -15,7 +15,7 @@ from tensorstash.config import (
     to_dict,
 )
 from tensorstash.config.settings import Settings, load_settings
-from tensorstash.drop_ins import save_on_cpu, saved_tensors_hooks
+from tensorstash.drop_ins import save_on_cpu, saved_tensors_hooks, suspended
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import TensorStashError, TensorStashWarning
 from tensorstash.footprint import Estimate, estimate
@@ -40,7 +40,6 @@ from tensorstash.policies import (
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.registry import register
-from tensorstash.suspension import suspended
 
 __version__ = "0.1.0"
 

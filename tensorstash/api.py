@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tensorstash.abilities import Backend, Region, SupportsCheckpoints
-from tensorstash.backends import backend_loaded, backend_named, backend_of
+from tensorstash.backends import backend_chosen, backend_of
 from tensorstash.backends.forward import replace_method, scoped_methods
 from tensorstash.config import walk
 from tensorstash.config.reading import policy_of
@@ -227,8 +227,7 @@ def stash(
         raise ConfigError("stash: the policy selects by module name, which only wrap(model, policy) knows; use wrap")
     if checkpoint_of(policy):
         raise ConfigError("stash: got Checkpoint, which is about the blocks of a model; use ts.wrap(model, policy)")
-    backend = backend_named(framework) if framework is not None else backend_loaded()
-    return Stash(_session(policy, backend, budget, min_bytes, limits, "stash"))
+    return Stash(_session(policy, backend_chosen(framework), budget, min_bytes, limits, "stash"))
 
 
 @explains_arguments

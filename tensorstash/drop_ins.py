@@ -1,11 +1,11 @@
-"""Functions of the frameworks themselves, with one meaning on all of them."""
+"""Functions of the frameworks themselves, with one meaning on all of them, and a block without any hooks."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from tensorstash.api import Stash, stash
-from tensorstash.backends import backend_loaded, backend_named
+from tensorstash.backends import backend_chosen
 from tensorstash.policies import CpuOffload
 
 
@@ -46,5 +46,29 @@ def saved_tensors_hooks(
     >>> with ts.saved_tensors_hooks(lambda tensor: tensor.detach(), lambda packed: packed, framework="reference"):
     ...     y = ref.tensor([1.0], requires_grad=True).exp()
     """
-    backend = backend_named(framework) if framework is not None else backend_loaded()
-    return backend.hooks(pack_hook, unpack_hook)
+    return backend_chosen(framework).hooks(pack_hook, unpack_hook)
+
+
+def suspended(*, framework: str | None = None) -> AbstractContextManager[None]:
+    """Take all saved-tensor hooks of this thread off for a block of code, and put them back.
+
+    Inside, autograd saves tensors as if no hooks were in force, those of the framework and of others included. Tensors
+    saved before keep their hooks. A ``stash`` entered inside works as ever.
+
+    ``torch.func.grad``, ``vjp``, ``jacrev`` and ``hessian`` refuse to run where hooks are in force, and need it.
+
+    Args:
+        framework: as in :func:`stash`.
+
+    Raises:
+        BackendError: no framework is imported, or several are; at its end: hooks that were entered inside are still in
+            force, which are taken off.
+
+    >>> import tensorstash as ts, tensorstash.reference as ref
+    >>> with ts.stash("compress", framework="reference", min_bytes=0) as session:
+    ...     with ts.suspended(framework="reference"):
+    ...         y = ref.ones((9,), requires_grad=True).exp()
+    >>> session.stats().seen.tensors
+    0
+    """
+    return backend_chosen(framework).suspended()

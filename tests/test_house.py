@@ -28,7 +28,7 @@ RANKS = {
             "config",
             "engine",
             "api",
-            "drop_ins footprint suspension",
+            "drop_ins footprint",
             "integrations testing cli",
             "__init__ __main__",
         )

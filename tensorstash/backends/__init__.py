@@ -47,12 +47,17 @@ def backend_of(model: object) -> Backend[Any]:
     raise BackendError(f"{got} or tensor of one of: {', '.join(registry.names('backends'))}")
 
 
-def backend_loaded() -> Backend[Any]:
-    """Return the backend of the one framework that the program has imported.
+def backend_chosen(framework: str | None) -> Backend[Any]:
+    """Return the backend of a framework, by default that of the one that the program has imported.
+
+    Args:
+        framework: its name; None for the default.
 
     Raises:
         BackendError: none is imported, or more than one.
     """
+    if framework is not None:
+        return backend_named(framework)
     loaded = _loaded()
     if len(loaded) == 1:
         return backend_named(loaded[0])

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from copy import copy
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
 from operator import attrgetter
@@ -27,6 +27,7 @@ class Fate(Enum):
     STORE = "stored"
 
 
+@dataclass(eq=False, slots=True)
 class Record:
     """One saved tensor of a step: its kind, its bytes, and the ways in which it can leave.
 
@@ -35,20 +36,20 @@ class Record:
         nbytes: bytes that leave with the tensor; 0 for a second save of the same bytes.
         memory: position of the first record in the same memory, or of this one.
         fate: where the plan puts it; None where no plan knows the step.
+        is_remakable: whether there is a recipe for the tensor.
+        is_storable: whether the policy has a store for it.
+        left_bytes: of its payload, in the memory that the budget is of.
+        has_news: whether a plan that was made of it is out of date.
     """
 
-    __slots__ = ("fate", "has_news", "is_remakable", "is_storable", "kind", "left_bytes", "memory", "nbytes")
-
-    def __init__(self, kind: Hashable, nbytes: int, memory: int, fate: Fate | None = None) -> None:
-        self.kind = kind
-        self.nbytes = nbytes
-        self.memory = memory
-        self.fate = fate
-        self.is_remakable = self.is_storable = False
-        self.left_bytes = 0
-        """Bytes of its payload in the memory that the budget is of."""
-        self.has_news = True
-        """Whether a plan that was made of it is out of date."""
+    kind: Hashable
+    nbytes: int
+    memory: int
+    fate: Fate | None = None
+    is_remakable: bool = False
+    is_storable: bool = False
+    left_bytes: int = 0
+    has_news: bool = True
 
     def was_recomputed(self, is_remakable: bool) -> None:
         """Note whether there is a recipe for the tensor."""
@@ -62,12 +63,7 @@ class Record:
 
     def planned(self, fate: Fate) -> "Record":
         """Return a record with another fate, as no two plans share one."""
-        other = copy(self)
-        other._settle(fate)
-        return other
-
-    def _settle(self, fate: Fate) -> None:
-        self.fate, self.has_news = fate, False
+        return replace(self, fate=fate, has_news=False)
 
 
 def planned(records: Sequence[Record], limit_bytes: int) -> list[Record]:

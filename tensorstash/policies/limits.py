@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from tensorstash.errors import ConfigError
 from tensorstash.host.budget import MOST_SHARE
 from tensorstash.registry import did_you_mean
-from tensorstash.sizes import parse_budget, parse_bytes
+from tensorstash.sizes import parse_budget
 
 AUTO = "auto"
 """For a number of bytes under way: a share of the saved bytes of a step."""
@@ -65,22 +65,21 @@ class Limits:
     @property
     def in_flight_bytes(self) -> int:
         """The limit of bytes in flight as a number; the most that it may become where it is ``"auto"``."""
-        return _most_bytes(self.in_flight, "limits.in_flight")
+        return MOST_SHARE if self.in_flight == AUTO else int(self.in_flight)
 
     @property
     def ahead_bytes(self) -> int:
         """The limit of bytes read ahead as a number; the most that it may become where it is ``"auto"``."""
-        return _most_bytes(self.ahead, "limits.ahead")
+        return MOST_SHARE if self.ahead == AUTO else int(self.ahead)
 
     def given(self) -> dict[str, int]:
         """Return those limits of bytes under way that are numbers, by name."""
-        both = {"in_flight": self.in_flight_bytes, "ahead": self.ahead_bytes}
-        return {name: nbytes for name, nbytes in both.items() if getattr(self, name) != AUTO}
+        return {name: int(given) for name in ("in_flight", "ahead") if (given := getattr(self, name)) != AUTO}
 
     @property
     def pinned_bytes(self) -> int | None:
         """The limit of page-locked host memory as a number; None for that of the process."""
-        return None if self.pinned is None else parse_bytes(self.pinned, path="limits.pinned")
+        return None if self.pinned is None else int(self.pinned)
 
 
 def limits_of(limits: object, caller: str) -> Limits:
@@ -129,7 +128,3 @@ def explains_arguments(function: F) -> F:
         return function(*args, **named)
 
     return called  # type: ignore[return-value]
-
-
-def _most_bytes(limit: int | str, path: str) -> int:
-    return MOST_SHARE if limit == AUTO else parse_bytes(limit, path=path)
