@@ -236,6 +236,7 @@ using Place = std::pair<int, c10::StreamId>;  // a stream of a device; 0 is the 
 auto& queues = *new std::map<Place, Queue*>;
 auto& queues_lock = *new std::mutex;
 std::atomic<c10::StreamId> next_stream{1};
+std::atomic<int64_t> host_waits{0};  // of threads of the program for a device
 
 // A device that a thread has as its own when it calls the system gets a context there, as does one with a stream.
 std::array<std::atomic<bool>, DEVICES> is_touched{};
@@ -448,8 +449,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return stream(wanted.device_index(), before);
   }
   bool queryStream(const c10::Stream& stream) const override { return of(stream).idle(); }
-  void synchronizeStream(const c10::Stream& stream) const override { of(stream).drain(); }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    ++host_waits;
+    of(stream).drain();
+  }
   void synchronizeDevice(c10::DeviceIndex index) const override {
+    ++host_waits;
     std::vector<Queue*> all;
     {
       std::lock_guard<std::mutex> held(queues_lock);
@@ -482,6 +487,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override { memory.use(data.get(), stream.id()); }
   bool queryEvent(void* raw) const override { return event(raw)->query(); }
   void synchronizeEvent(void* raw) const override {
+    ++host_waits;
     is_touched[current_device] = true;
     EventPointer(event(raw))->wait();
   }
@@ -607,7 +613,10 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
     note({device, direction, place.second, int64_t(from.nbytes()), submitted, begun, memory_bandwidth > 0 ? ended : now()});
   });
   bool runs_on_its_own = non_blocking && pinned.has((outward ? target : source).data_ptr());
-  if (!runs_on_its_own) work.drain();
+  if (!runs_on_its_own) {
+    ++host_waits;
+    work.drain();
+  }
   return target;
 }
 
@@ -617,6 +626,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& targ
 }
 
 at::Scalar local_scalar(const at::Tensor& tensor) {
+  ++host_waits;
   queue(current(tensor.device().index())).drain();
   return seen_by_host(tensor).item();
 }
@@ -776,6 +786,7 @@ int64_t peak_bytes(int device) { std::lock_guard<std::mutex> held(memory.lock); 
 void reset_peak(int device) { std::lock_guard<std::mutex> held(memory.lock); memory.peak[device] = memory.live[device]; }
 void set_limit(int device, int64_t nbytes) { std::lock_guard<std::mutex> held(memory.lock); memory.limit[device] = nbytes; }
 bool has_context(int device) { return is_touched[device]; }
+int64_t waits() { return host_waits; }
 int64_t pinned_bytes() { std::lock_guard<std::mutex> held(pinned.lock); return pinned.live; }
 int64_t pinned_peak_bytes() { std::lock_guard<std::mutex> held(pinned.lock); return pinned.peak; }
 void set_link(int device, int direction, double bandwidth, double latency) {

@@ -105,6 +105,11 @@ class Simulated:
         """Begin anew with what is in use now."""
         self.functions.reset_peak(device)
 
+    def waits(self) -> int:
+        """Return how often a thread of the program has waited for a device so far."""
+        number: int = self.functions.waits()
+        return number
+
     def pinned(self) -> int:
         """Return the bytes of page-locked memory."""
         nbytes: int = self.functions.pinned_bytes()
@@ -181,7 +186,7 @@ def simulated() -> Simulated:
     torch._register_device_module(NAME, _module(Simulated(functions)))
     torch.utils.generate_methods_for_privateuse1_backend()
     put_kernels(NAME)
-    for name in ("live_bytes", "peak_bytes", "pinned_bytes", "pinned_peak_bytes", "count_records"):
+    for name in ("live_bytes", "peak_bytes", "pinned_bytes", "pinned_peak_bytes", "count_records", "waits"):
         getattr(functions, name).restype = ctypes.c_int64
     functions.has_context.restype = ctypes.c_bool
     functions.set_limit.argtypes = [ctypes.c_int, ctypes.c_int64]

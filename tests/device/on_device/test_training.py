@@ -386,3 +386,16 @@ def test_a_link_that_sets_the_pace_is_said_once_with_the_cure(
     with pytest.warns(TensorStashWarning, match=r"the link of sim:0 sets the pace.*recompute \| cpu_offload"):
         train()
     assert str(one.stats()).count("sets the pace") == 1
+
+
+@pytest.mark.parametrize("name", ["language", "images"])
+def test_the_program_waits_for_nothing_but_the_comparison_behind_backward(name: str, device: Simulated) -> None:
+    model, x = made(name)
+    stash = ts.stash("recompute | cpu_offload", framework="torch", min_bytes=0)
+    for _ in range(3):
+        before = device.waits()
+        with stash:
+            loss = model(x).square().mean()
+        loss.backward()
+    assert stash.stats().recomputed
+    assert device.waits() - before == 1

@@ -1,8 +1,9 @@
 """Digests of tensors on a device, and the comparison of two of them without a wait."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -50,21 +51,43 @@ def _odd(device: torch.device) -> Tensor:
     return (torch.arange(_BLOCK, dtype=torch.int64, device=device) * _MULTIPLIER) | 1
 
 
-def require_equal(one: Tensor, other: Tensor, refuse: Callable[[], Exception]) -> None:
-    """Raise the error of ``refuse`` if two digests on a device differ: out of the running backward, when it ends.
+class _Pending(list[tuple[Tensor, Callable[[], Exception]]]):
+    """Comparisons that one backward looks at when it ends, whose graph alone keeps them."""
 
-    To look at them waits for the device, which has nothing else to do at the end. Where no backward runs, as for a
-    saved tensor that the program looks at itself, the comparison waits.
+    __slots__ = ("__weakref__",)
+
+
+class Comparisons:
+    """Digests on a device that backward compares, and looks at when it ends: that waits for the device, once.
+
+    Each backward has a list of its own. Two threads of one backward may begin two; each is looked at.
     """
-    pending = [(one != other, refuse)]
 
-    def read() -> None:
-        differ, refuse = pending.pop()  # the engine frees its callbacks after backward has returned
-        if differ.item():
-            raise refuse()
+    def __init__(self) -> None:
+        self._latest: tuple[int, ref[_Pending] | None] = (-1, None)
 
-    if torch._C._current_graph_task_id() < 0:
-        read()
-    else:
-        engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(read)
+    def require_equal(self, one: Tensor, other: Tensor, refuse: Callable[[], Exception]) -> None:
+        """Raise the error of ``refuse`` if two digests differ: out of the running backward, when it ends.
+
+        Where no backward runs, as for a saved tensor that the program looks at itself, the comparison waits.
+        """
+        backward = torch._C._current_graph_task_id()
+        if backward < 0:
+            _read(_Pending([(one != other, refuse)]))
+            return
+        latest, known = self._latest
+        pending = None if known is None or latest != backward else known()
+        if pending is None:
+            pending = _Pending()
+            self._latest = backward, ref(pending)
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(partial(_read, pending))
+        pending.append((one != other, refuse))
+
+
+def _read(pending: _Pending) -> None:
+    comparisons = pending[:]
+    pending.clear()  # the engine frees its callbacks after backward has returned
+    first = comparisons[0][0].device
+    if torch.stack([differ.to(first) for differ, _ in comparisons]).any().item():
+        raise next(refuse for differ, refuse in comparisons if differ.item())()

@@ -21,7 +21,7 @@ from tensorstash.abilities.recipes import Recipe
 from tensorstash.backends.search import Call, NoRecipe, run_again
 from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, restored
 from tensorstash.backends.torch.readers import CAN_TELL
-from tensorstash.backends.torch.recipes.digests import device_digest, require_equal
+from tensorstash.backends.torch.recipes.digests import Comparisons, device_digest
 from tensorstash.backends.torch.recipes.rule import Rule
 from tensorstash.backends.torch.recipes.rules import CAST
 from tensorstash.backends.torch.recipes.rules import rules as built_in
@@ -45,12 +45,13 @@ class Producers:
         rules: besides those that are built in.
     """
 
-    __slots__ = ("_is_ours", "_key", "_rules")
+    __slots__ = ("_comparisons", "_is_ours", "_key", "_rules")
 
     def __init__(self, is_ours: Callable[[object], bool], rules: Sequence[Rule]) -> None:
         self._is_ours = is_ours
         self._rules = {**built_in(), **{rule.node: rule for rule in rules}}
         self._key = object()
+        self._comparisons = Comparisons()
 
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
         """Remember in the tensor's node which handle stands for it, and in that of its base."""
@@ -178,7 +179,7 @@ class Producers:
 
     def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
         if isinstance(one, Tensor) and isinstance(other, Tensor):
-            require_equal(one, other, refuse)
+            self._comparisons.require_equal(one, other, refuse)
         elif one != other:
             raise refuse()
 
