@@ -347,18 +347,17 @@ class Content:
 
     def _read(self, loading: Future[Any]) -> Any:
         """Return the result of a reader, or None if the reader was lost meanwhile."""
-        failure = self._wait(loading)
-        if failure is None or not isinstance(failure, TensorStashError | TimeoutError | RuntimeError):
-            return loading.result()
+        data, failure = self._wait(loading)
         if isinstance(failure, TensorStashError):
             # Raised as it is, it would refer to this frame, which refers to it through the future.
             raise failure.again()
-        return None
+        is_lost = isinstance(failure, TimeoutError | RuntimeError)
+        return data if failure is None or is_lost else loading.result()
 
-    def _wait(self, loading: Future[Any]) -> BaseException | None:
+    def _wait(self, loading: Future[Any]) -> tuple[Any, BaseException | None]:
         timeout_s = self._readers.timeout_s
         try:
-            return loading.exception(timeout_s)
+            return loading.outcome(timeout_s)
         except TimeoutError as error:
             self._loading = loading  # still under way, and still in the budget
             took = f"reading {self.nbytes} bytes took longer than {timeout_s} seconds"

@@ -1,38 +1,13 @@
 """The handles that the autograd graph holds in place of saved tensors."""
 
-from collections.abc import Callable
 from typing import Any
 
 from tensorstash.engine.content import Content
-from tensorstash.engine.state import SessionState
+from tensorstash.engine.state import Kept, SessionState
 from tensorstash.engine.stretch import Stretch
 from tensorstash.errors import StashError, modified
 from tensorstash.protocols import Demand
 from tensorstash.spec import TensorSpec
-
-Kept = tuple[SessionState, Any, int]
-"""A tensor that stays as it is: who has kept it, an alias, its in-place version when it was saved.
-
-A bare tuple, since most saved tensors are kept, and each costs one of these."""
-
-Handle = Kept | Callable[[], Any]
-"""Handles, the results of ``pack``. :func:`restore` makes the saved tensor of one, any number of times, on any thread.
-
-The graph owns the handle, and the handle owns its share of a slot.
-"""
-
-
-def restore(handle: Handle) -> Any:
-    """Return a saved tensor, after the version check that frameworks skip once hooks are set.
-
-    Raises:
-        SavedTensorModifiedError: it was modified in place since it was saved, or before its bytes were captured.
-        StashError: the bytes could not be captured, loaded or decoded; the message names stage, codec and tensor.
-    """
-    if type(handle) is not tuple:
-        return handle()  # type: ignore[operator]
-    state, alias, version = handle
-    return state.restore_kept(alias, version)
 
 
 class KeptHandle:
@@ -49,8 +24,8 @@ class KeptHandle:
         (self.state, self.tensor, self.version), self.is_made = kept, is_made
 
     def __call__(self) -> Any:
-        """Return the tensor; see :func:`restore`."""
-        return self.state.restore_kept(self.tensor, self.version)
+        """Return the tensor; see :meth:`SessionState.restore`."""
+        return SessionState.restore((self.state, self.tensor, self.version))
 
     def peek(self) -> Any:
         """Return the tensor, to look at it and drop it.

@@ -97,8 +97,6 @@ class Place(ABC):
         """Of their elements."""
         self.is_lossless = plan.is_lossless
         self.runs_kernels = bool(kernels)
-        self.kind = hash(self.spec)
-        """Names the kind of content in the sequence of a step's saves."""
         self.layouts: Layouts[Any] | None = backend.layouts
         self.may_write = backend.may_write if isinstance(backend, SupportsGraph) else bool
         self._in_memory = in_memory

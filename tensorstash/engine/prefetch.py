@@ -26,8 +26,8 @@ as there is, and there may be thousands."""
 class Prefetcher:
     """Loads the contents of the next requests, within a budget. Thread-safe.
 
-    The order is remembered by the signature of the saved tensors, so that alternating shapes, several graphs and
-    changing control flow each find their own. At first it is the reverse of packing.
+    The order is remembered by the number of saved tensors, so that a step of new shapes finds it, and several graphs
+    each find their own. At first it is the reverse of packing.
 
     Args:
         budget: bytes that all contents together may hold decoded.
@@ -70,7 +70,7 @@ class Prefetcher:
         order: tuple[int, ...] = ()
         if stretch.expected != stretch.count:
             POOL.give_back(QUICK_BYTES)  # buffers that only forward uses: here a step has its peak
-            order = self._orders.get(stretch.signature, ())
+            order = self._orders.get(stretch.count, ())
         with self._lock:
             if stretch.ask(index, order):
                 self._pause = 0
@@ -124,10 +124,10 @@ class Prefetcher:
 
     def learn(self, stretch: Stretch) -> None:
         """Remember the order in which the contents of a finished step were asked for."""
-        signature, asked = stretch.signature, stretch.asked
+        asked = stretch.asked
         with self._lock:
             if asked:
-                self._orders[signature] = asked
-                self._orders.move_to_end(signature)
+                self._orders[stretch.count] = asked
+                self._orders.move_to_end(stretch.count)
                 if len(self._orders) > _REMEMBERED_ORDERS:
                     self._orders.popitem(last=False)

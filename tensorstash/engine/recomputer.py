@@ -9,10 +9,10 @@ from weakref import ref
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProducers
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.two_valued import MOST_VALUES, TwoValued
-from tensorstash.engine.handle import Handle, KeptHandle, Stashed
+from tensorstash.engine.handle import KeptHandle, Stashed
 from tensorstash.engine.recipe_place import RecipeContent, RecipePlace
 from tensorstash.engine.scope import Thread
-from tensorstash.engine.state import SessionState
+from tensorstash.engine.state import Handle, SessionState
 from tensorstash.errors import ConfigError
 from tensorstash.policies.plan import Rebuilding
 from tensorstash.protocols import Codec

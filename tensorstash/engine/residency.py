@@ -48,6 +48,7 @@ class Residency:
         self._alive: dict[ref[Content], int] = {}
         self._gone: deque[ref[Content]] = deque()
         self._used_bytes = self._peak_bytes = 0
+        self._has_streams = False
         self.is_tight = False
         """Whether more than the limit is held, once those that have left last are on their way."""
         self.after_fork()
@@ -70,8 +71,9 @@ class Residency:
             if self._ladder is not None:
                 self._alive[ref(content, self._gone.append)] = content.nbytes
                 self._used_bytes += content.nbytes
+            self._has_streams = self._has_streams or content.is_streamed
             if self._ladder is None:
-                return self._beyond_the_newest(freed)
+                return self._beyond_the_newest(freed) if self._has_streams else freed
             return self._beyond_the_limit(self._ladder, freed, is_early=True)
 
     def freed(self, *, all_of_them: bool = False) -> list[Any]:

@@ -17,7 +17,7 @@ from tensorstash.abilities import (
 from tensorstash.engine.advice import JUDGED_ENTRIES, Adviser
 from tensorstash.engine.checkpoints import Border, by_treatment, judge_regions
 from tensorstash.engine.content import Content
-from tensorstash.engine.handle import Handle, Stashed, restore
+from tensorstash.engine.handle import Stashed
 from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.link import Pace
@@ -30,7 +30,7 @@ from tensorstash.engine.recomputer import NewRecomputer, Recomputer
 from tensorstash.engine.residency import Residency
 from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.sender import Sender
-from tensorstash.engine.state import SessionState
+from tensorstash.engine.state import Handle, SessionState
 from tensorstash.engine.stats import Stats
 from tensorstash.engine.stream_content import StreamContent
 from tensorstash.engine.stretch import Stretch
@@ -104,7 +104,6 @@ class Session(Generic[T]):
             self._pace = Pace(backend.streams, self._transfers.sent, self.adviser.say)
         # Looked up once: these run for every tensor.
         self._kept = ledger.kept
-        self._small = self._kept[SMALL]
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
         self._alias, self._version, self._storage = backend.alias, backend.version, backend.storage
         self._stretch = Stretch()
@@ -200,7 +199,7 @@ class Session(Generic[T]):
         if self._recomputer is not None:
             self._recomputer.settle()
 
-    unpack = staticmethod(restore)
+    unpack = staticmethod(SessionState.restore)
 
     def pack(self, tensor: T) -> Handle:
         """Return the handle that the graph holds in place of ``tensor``.
@@ -212,11 +211,11 @@ class Session(Generic[T]):
             nbytes = self._nbytes(tensor)
         except RuntimeError:  # sparse tensors have no such number
             nbytes = 0
-        if 0 < nbytes < self._min_bytes:
-            return self._keep(tensor, SMALL, nbytes)
-        reason = POLICY if self._only_keeps else self._keep_reason(tensor)
-        if reason is not None:
-            return self._keep(tensor, reason, nbytes)
+        is_small = 0 < nbytes < self._min_bytes
+        reason = SMALL if is_small else POLICY if self._only_keeps else self._keep_reason(tensor)
+        if reason is not None:  # as :meth:`_keep` does, without its frame: most saved tensors are kept
+            next(self._kept[reason][nbytes])
+            return self._state, self._alias(tensor), self._version(tensor)
         spec = self._spec(tensor)
         is_large, recomputer = spec.nbytes >= self._min_bytes, self._recomputer
         if recomputer is not None and self._residency is not None:

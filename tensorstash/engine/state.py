@@ -1,5 +1,6 @@
 """The state that a session and its handles share, also after the session itself has gone."""
 
+from collections.abc import Callable
 from typing import Any
 
 from tensorstash.abilities import (
@@ -12,6 +13,18 @@ from tensorstash.engine.prefetch import Prefetcher
 from tensorstash.engine.readers import Demands
 from tensorstash.engine.residency import Residency
 from tensorstash.errors import modified
+
+Kept = tuple["SessionState", Any, int]
+"""A tensor that stays as it is: who has kept it, an alias, its in-place version when it was saved.
+
+A bare tuple, since most saved tensors are kept, and each costs one of these."""
+
+Handle = Kept | Callable[[], Any]
+"""Handles, the results of ``pack``. :meth:`SessionState.restore` makes the saved tensor of one, any number of times, on
+any thread.
+
+The graph owns the handle, and the handle owns its share of a slot.
+"""
 
 
 class SessionState:
@@ -60,12 +73,17 @@ class SessionState:
             if graph is not None:
                 self.adviser.asked(graph, graph_bytes)
 
-    def restore_kept(self, alias: Any, version: int) -> Any:
-        """Return a tensor that was kept, unless it was modified.
+    @staticmethod
+    def restore(handle: Handle) -> Any:
+        """Return a saved tensor, after the version check that frameworks skip once hooks are set.
 
         Raises:
-            SavedTensorModifiedError: it was modified in place since it was saved.
+            SavedTensorModifiedError: it was modified in place since it was saved, or before its bytes were captured.
+            StashError: the bytes could not be captured, loaded or decoded; the message names stage, codec and tensor.
         """
+        if type(handle) is not tuple:
+            return handle()  # type: ignore[operator]
+        self, alias, version = handle  # without the frame of a bound method: most saved tensors come here
         now = self.version(alias)
         if now != version:
             raise modified(self.backend.describe(alias), now, version)

@@ -31,8 +31,6 @@ class Stretch:
     """
 
     def __init__(self) -> None:
-        self.signature = 0
-        """The same for stretches in which the same kinds of contents were saved, in the same order."""
         self.count = 0
         """Contents that were saved so far."""
         self.expected = 0
@@ -57,7 +55,6 @@ class Stretch:
         if len(self.known) >= self._room:
             self._forget()
         self.known[self.count] = self._contents[key] = ref(content)
-        self.signature = hash((self.signature, content.place.kind))
         self.count += 1  # last: whoever has seen it finds all of them
 
     def span(self, token: Hashable, spec: TensorSpec, backend: SupportsSharedMemory[Any]) -> SharedSpan | None:

@@ -107,6 +107,8 @@ class ByteBudget:
 
     def try_acquire(self, nbytes: int) -> Lease | None:
         """Take bytes if they fit now, without waiting; return None if they do not."""
+        if not self._gone and self._used + nbytes > self.limit:
+            return None
         lease = Lease(self)  # of nothing, until it is entered
         entry = lease._entry
         try:

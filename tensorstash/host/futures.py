@@ -80,8 +80,12 @@ class Future(Generic[R]):
         Raises:
             TimeoutError: it has not ended in time.
         """
+        return self.outcome(timeout_s)[1]
+
+    def outcome(self, timeout_s: float | None = None) -> tuple[Any, BaseException | None]:
+        """Wait for the end, as :meth:`exception` does, and return its result and its error, of which one is None."""
         self._wait(timeout_s)
-        return self._ends[0][1]
+        return self._ends[0]
 
     def result(self, timeout_s: float | None = None) -> R:
         """Wait for the end, as :meth:`exception` does, and return its result.

@@ -121,7 +121,7 @@ class _ThreadPool:
                 return False
             try:
                 self._todo.append(job)
-                if not self._has_hands():
+                if len(self.threads) < self._limit and not self._has_hands():
                     self._todo.pop()
                     return False
             except BaseException:

@@ -166,7 +166,9 @@ class TorchBackend:
 
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf itself, else a detached alias: the graph holding its own output would be a cycle for ever."""
-        return tensor if tensor.is_leaf else self.detached(tensor)
+        if tensor.is_leaf:
+            return tensor
+        return self.detached(tensor) if _len_torch_dispatch_stack() else tensor.detach()
 
     def detached(self, tensor: Tensor, /) -> Tensor:
         if _len_torch_dispatch_stack() and not is_tracing():
