@@ -21,6 +21,7 @@ TINY = "--width 64 --depth 2 --heads 2 --vocabulary 64 --length 64 --rounds 1 --
 SOME = "--method none --method cpu_offload"
 PARTS = {
     "doctor": (60, "-m tensorstash doctor", ""),
+    "link": (120, "-m benchmarks torch_link --device {device}", "--mib 1"),
     "tests": (300, "-m pytest -q -n 0 -p no:cacheprovider -m gpu tests/torch", "--co"),
     "steps": (560, "-m benchmarks torch_device --device {device} --budget 500", TINY),
     "lengths": (300, f"-m benchmarks torch_device --device {{device}} --budget 250 --vary {SOME}", TINY),
