@@ -56,7 +56,7 @@ class Planted(BackendSuite):
             return backend
 
         with (
-            patch.object(api, "backend_named", lambda name: backend),
+            patch.object(api, "backend_chosen", lambda name: backend),
             patch.object(api, "backend_of", backend_of),
             patch.object(api, "Session", self.session),
             patch.object(api, "Recomputer", self.recomputer),

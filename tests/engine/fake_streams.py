@@ -91,10 +91,10 @@ class _Driven(Future[Any]):
     def fail(self, error: BaseException) -> None:
         super().fail(error.with_traceback(None))  # whose frames refer to the whole program here
 
-    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+    def outcome(self, timeout_s: float | None = None) -> tuple[Any, BaseException | None]:
         while not self.done():
             assert self._host.work(), "waiting for work that is not there"
-        return super().exception(0)
+        return super().outcome(0)
 
 
 class DrivenBudget(ByteBudget):
