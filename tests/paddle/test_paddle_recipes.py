@@ -141,6 +141,30 @@ def test_an_operation_that_is_called_behind_the_modules_of_paddle_has_no_recipe(
     assert stats.without_recipe["GeluGradNode does not tell its settings"].tensors == 1
 
 
+def test_settings_do_not_outlive_their_node():
+    # Freed nodes leave their addresses to later ones, of another operation or called behind the modules.
+    x, y = leaf(noise(4, 16)), leaf(noise(2, 3, 4))
+
+    def run(around):
+        with around:
+            for _ in range(3):
+                F.gelu(x * 2).detach()
+                F.layer_norm(y * 2, [3, 4]).detach()
+            losses = [F.layer_norm(x * 2, 16).square().sum(), F.layer_norm(y * 2, [4]).square().sum()]
+            for _ in range(20):
+                F.gelu(x * 2, approximate=True).detach()
+                losses.append((core.eager.ops.gelu(x * 2, False) @ weight(16, 4)).sum())
+        return [bits(gradient) for gradient in paddle.grad(sum(losses), [x, y])]
+
+    expected = run(nullcontext())
+    for _ in range(20):
+        around = stash()
+        assert run(around) == expected
+        stats = around.stats()
+        assert not stats.refused
+        assert stats.without_recipe["GeluGradNode does not tell its settings"].tensors == 20
+
+
 READING = {
     "AddN": lambda x: paddle.add_n([x * 1.5, x + 0.5]),
     "Bmm": lambda x: paddle.bmm(x.reshape([2, 3, 4]), (x + 0.5).reshape([2, 4, 3])),

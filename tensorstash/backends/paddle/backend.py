@@ -14,10 +14,10 @@ from tensorstash.backends.paddle.eligibility import Parameters
 from tensorstash.backends.paddle.hooks import HookScope, HookStack
 from tensorstash.backends.paddle.layout import elements, place_name, rebuilt, spec_of
 from tensorstash.backends.paddle.nodes import node_of
+from tensorstash.backends.paddle.packed import Settings
 from tensorstash.backends.paddle.readers import Readers
 from tensorstash.backends.paddle.recipes import settings
 from tensorstash.backends.paddle.recipes.producers import Producers
-from tensorstash.backends.paddle.recipes.settings import Settings
 from tensorstash.backends.paddle.repairs import backward, foreign_hooks, pylayer, surroundings, writers
 from tensorstash.backends.paddle.repairs.foreign_hooks import checked
 from tensorstash.backends.paddle.repairs.surroundings import without_autocast

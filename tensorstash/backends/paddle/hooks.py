@@ -109,7 +109,7 @@ class HookStack:
             return NotPacked(scope, scope.failure)
         scope.ready = False
         # A cell is the cheapest box that can be emptied; tuples and lists are not opaque to Paddle.
-        packed = CellType((scope, scope.pack(tensor)))
+        packed = CellType((scope, scope.pack(tensor), scope.call))
         scope.ready = True
         return packed
 

@@ -1,10 +1,12 @@
 """The objects in Paddle's graph in place of saved tensors."""
 
 from _thread import get_ident
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from types import CellType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import paddle
 from paddle import Tensor
@@ -18,6 +20,17 @@ Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Settings:
+    """Settings of one call of an operation; they live as long as anything that the new node has saved.
+
+    Args:
+        values: as the operation takes them.
+    """
+
+    values: tuple[Any, ...]
+
+
 class Scope:
     """One pair of hooks in force for one thread; lives as long as anything it packed.
 
@@ -28,7 +41,7 @@ class Scope:
         private: whether a result of ``unpack`` is either the saved tensor's memory or nobody else's.
     """
 
-    __slots__ = ("failure", "pack", "private", "ready", "recent", "settings", "source", "thread", "unpack")
+    __slots__ = ("call", "failure", "pack", "private", "ready", "recent", "settings", "source", "thread", "unpack")
 
     def __init__(self, source: object, pack: Pack | None, unpack: Unpack | None, *, private: bool = False) -> None:
         self.private = private
@@ -39,14 +52,16 @@ class Scope:
         self.ready = pack is not None  # nor inside pack, whose own operations are none of the pair's business
         self.failure: BaseException | None = None
         self.recent: list[tuple[Tensor, object]] = []
-        self.settings: dict[int, tuple[Hashable, ...]] = {}
+        self.call: Settings | None = None
+        """Of the call under way, if it notes them."""
+        self.settings: WeakValueDictionary[int, Settings] = WeakValueDictionary()
+        """By the address of a node, which lives as long as its settings."""
 
     def end(self) -> BaseException | None:
         """Drop the parts that only the block needs; return an exception of ``pack`` that nobody has got."""
         failure, self.failure = self.failure, None
         self.source = self.pack = None  # they may hold an exception, and its traceback a saved tensor
         self.recent.clear()
-        self.settings.clear()
         return failure
 
 
@@ -54,7 +69,7 @@ def unpacked(packed: Any) -> Tensor:
     """Return the tensor behind whatever stands for it; drop that if nobody will ask again."""
     if type(packed) is not CellType:
         return with_memory(packed.restore())
-    scope, value = packed.cell_contents
+    scope, value, _ = packed.cell_contents
     tensor: Tensor = scope.unpack(value)
     if backward.release:
         del packed.cell_contents

@@ -20,9 +20,9 @@ from tensorstash.abilities.recipes import Leaf, Recipe
 from tensorstash.backends.paddle.eligibility import Parameters
 from tensorstash.backends.paddle.layout import dtype_name, elements, rebuilt, spec_of
 from tensorstash.backends.paddle.nodes import ACCUMULATION, kind_of, node_of
+from tensorstash.backends.paddle.packed import Settings
 from tensorstash.backends.paddle.readers import reader
 from tensorstash.backends.paddle.recipes.rules import OUTPUTS, READERS, RULES, Rule, is_first
-from tensorstash.backends.paddle.recipes.settings import Settings
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.backends.search import NoRecipe, Search, run_again
 from tensorstash.host.arrays import as_bytes, borrowed, few_bytes
@@ -226,8 +226,8 @@ class _Search(Search):
                 raise NoRecipe("a leaf that is no parameter")
             return self.input(Leaf(leaf)), 0
         rule = self.rule(kind)
-        settings = self._settings.get(address) if rule.has_settings else ()
-        if settings is None:
+        settings = self._settings.get(address)
+        if rule.has_settings and settings is None:
             raise NoRecipe(f"{kind} does not tell its settings")
         before = node.next_functions
         if len(before) != rule.operands:
@@ -239,7 +239,7 @@ class _Search(Search):
                 raise NoRecipe("a mask that is not saved")
             self.own.append(mask)
             operands.append((mask, 0))
-        return self.call(rule, settings, operands)
+        return self.call(rule, settings.values if settings and rule.has_settings else (), operands)
 
     def _noted(self, key: Hashable) -> int | None:
         noted = self._notes.get(key)

@@ -10,6 +10,8 @@ import paddle
 from paddle import Tensor
 from paddle.nn import functional as F  # noqa: N812
 
+from tensorstash.backends.paddle.packed import Settings
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
@@ -127,7 +129,7 @@ OUTPUTS = (READERS | frozenset(RULES)) - _WITH_SEVERAL_OUTPUTS
 _LEAST_AXES: Mapping[str, int] = MappingProxyType({_BATCH_NORM: 2, "InstanceNormGradNode": 2, "GroupNormGradNode": 3})
 
 
-def is_first(kind: str, settings: tuple[Any, ...] | None, tensor: Tensor) -> bool:
+def is_first(kind: str, settings: Settings | None, tensor: Tensor) -> bool:
     """Whether a tensor is the first output of a node; others, such as statistics, nobody but its own backward gets.
 
     Args:
@@ -138,5 +140,5 @@ def is_first(kind: str, settings: tuple[Any, ...] | None, tensor: Tensor) -> boo
     if kind == _DROPOUT:
         return tensor.dtype != paddle.uint8
     if kind == _LAYER_NORM:
-        return settings is not None and len(tensor.shape) > settings[1]
+        return settings is not None and len(tensor.shape) > settings.values[1]
     return len(tensor.shape) >= _LEAST_AXES.get(kind, 0)
