@@ -69,6 +69,30 @@ def in_place_backward(ctx, grad, other):
 tanh_in_place = layer(in_place_forward, in_place_backward)
 
 
+def returned_input_forward(ctx, x):
+    ctx.save_for_backward(x)
+    return x
+
+
+def returned_in_place_forward(ctx, x):
+    ctx.save_for_backward(x.tanh_())
+    return x
+
+
+@pytest.mark.parametrize("forward", [returned_input_forward, returned_in_place_forward])
+@pytest.mark.parametrize("policy", ["keep", "recompute", "disk_spill"])
+def test_a_layer_may_save_its_input_and_return_it(forward, policy):
+    apply = layer(forward, tanh_backward)
+    x = leaf(noise(8, 8))
+
+    def run():
+        return bits(paddle.grad(apply(x * 2).sum(), [x])[0])
+
+    expected = run()
+    with ts.stash(policy, framework="paddle", min_bytes=1):
+        assert run() == expected
+
+
 def saving(*what):
     """A layer that saves ``what(x)`` and hands what it gets back to a list."""
     found = []

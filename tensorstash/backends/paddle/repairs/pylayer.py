@@ -49,7 +49,10 @@ def repair(stack: HookStack) -> None:
         saved: list[_PackedTensor] = []
         forwards.running.append(saved)
         try:
-            return super(PyLayer, cls).apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+            made = super(PyLayer, cls).apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+            for packed in saved:
+                packed.renew()
+            return made
         except BaseException:
             for packed in saved:
                 packed.release()  # for Paddle leaks the context
@@ -111,13 +114,25 @@ class _PackedTensor:
     before backward is never freed, with or without hooks.
     """
 
-    __slots__ = ("_history", "_origin", "_scope", "_value")
+    __slots__ = ("_history", "_origin", "_scope", "_value", "_version")
 
     def __init__(self, tensor: Tensor, scope: Scope) -> None:
         self._scope: Scope | None = scope
         self._origin = ref(tensor)
         self._history: Tensor | None = tensor._new_shared_tensor()  # of an output, too, which has no history yet
         self._history._set_impl(_nothing())
+        self._pack(tensor, scope)
+
+    def renew(self) -> None:
+        """Save the tensor again if its version is another: Paddle counts an input that forward returns as modified."""
+        tensor, scope = self._origin(), self._scope
+        if tensor is None or scope is None or scope.pack is None:
+            return
+        if tensor.inplace_version != self._version:
+            self._pack(tensor, scope)
+
+    def _pack(self, tensor: Tensor, scope: Scope) -> None:
+        self._version = tensor.inplace_version
         scope.ready = False
         try:
             with Unrecorded():
