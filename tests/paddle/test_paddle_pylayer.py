@@ -200,6 +200,48 @@ def test_second_derivatives_with_a_users_pair_that_forgets_the_history(backend):
     assert second_derivative(square, recipe) == second_derivative(square)
 
 
+def test_an_apply_that_was_replaced_before_is_called():
+    assert run_alone(REPLACED_BEFORE) == "[None, 'keep', None]\n"
+
+
+REPLACED_BEFORE = """
+from contextlib import nullcontext
+import paddle
+from paddle.autograd import PyLayer
+
+called = []
+
+
+def apply(cls, *args):
+    called.append(policy)
+    return super(PyLayer, cls).apply(*args)
+
+
+PyLayer.apply = classmethod(apply)
+
+import tensorstash as ts
+
+
+class Doubled(PyLayer):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+x = paddle.ones([4])
+x.stop_gradient = False
+for policy in (None, "keep", None):
+    with ts.stash(policy, framework="paddle") if policy else nullcontext():
+        Doubled.apply(x).sum().backward()
+print(called)
+"""
+
+
 def test_a_process_may_end_inside_of_scopes_of_two_threads_with_a_graph_alive():
     assert run_alone(ENDS_INSIDE) == "done\n"
 

@@ -9,6 +9,7 @@ reference too many; and the result of ``unpack`` goes to the user as it is, so t
 import threading
 from collections.abc import Callable
 from functools import cache, partial, wraps
+from inspect import getattr_static
 from typing import Any
 from weakref import ref
 
@@ -28,7 +29,7 @@ def repair(stack: HookStack) -> None:
     context: Any = PyLayerContext
     layer: Any = PyLayer
     node: Any = PyLayerBackward
-    save = context.save_for_backward
+    save, replaced = context.save_for_backward, getattr_static(layer, "apply")
 
     @wraps(save)
     def save_for_backward(ctx: PyLayerContext, *tensors: Any) -> None:
@@ -49,7 +50,7 @@ def repair(stack: HookStack) -> None:
         saved: list[_PackedTensor] = []
         forwards.running.append(saved)
         try:
-            made = super(PyLayer, cls).apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+            made = replaced.__get__(None, cls)(*args, **kwargs)
             for packed in saved:
                 packed.renew()
             return made
