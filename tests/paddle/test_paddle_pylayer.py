@@ -200,24 +200,30 @@ def test_second_derivatives_with_a_users_pair_that_forgets_the_history(backend):
     assert second_derivative(square, recipe) == second_derivative(square)
 
 
-def test_an_apply_that_was_replaced_before_is_called():
-    assert run_alone(REPLACED_BEFORE) == "[None, 'keep', None]\n"
+def test_methods_that_were_replaced_before_are_called():
+    each = [f"apply {policy}, saved_tensor {policy}" for policy in (None, "keep", None)]
+    assert run_alone(REPLACED_BEFORE) == ", ".join(each) + "\n"
 
 
 REPLACED_BEFORE = """
 from contextlib import nullcontext
 import paddle
-from paddle.autograd import PyLayer
+from paddle.autograd import PyLayer, PyLayerContext
 
 called = []
 
 
 def apply(cls, *args):
-    called.append(policy)
+    called.append(f"apply {policy}")
     return super(PyLayer, cls).apply(*args)
 
 
-PyLayer.apply = classmethod(apply)
+def saved_tensor(ctx, original=PyLayerContext.saved_tensor):
+    called.append(f"saved_tensor {policy}")
+    return original(ctx)
+
+
+PyLayer.apply, PyLayerContext.saved_tensor = classmethod(apply), saved_tensor
 
 import tensorstash as ts
 
@@ -230,7 +236,8 @@ class Doubled(PyLayer):
 
     @staticmethod
     def backward(ctx, grad):
-        return grad * 2
+        (x,) = ctx.saved_tensor()
+        return grad * x * 2
 
 
 x = paddle.ones([4])
@@ -238,7 +245,7 @@ x.stop_gradient = False
 for policy in (None, "keep", None):
     with ts.stash(policy, framework="paddle") if policy else nullcontext():
         Doubled.apply(x).sum().backward()
-print(called)
+print(*called, sep=", ")
 """
 
 

@@ -22,6 +22,8 @@ from tensorstash.backends.paddle.packed import Scope
 from tensorstash.backends.paddle.repairs.backward import Unrecorded, hook_failed
 from tensorstash.errors import BackendError
 
+_SAVED = "_saved_by_tensorstash"
+
 
 def repair(stack: HookStack) -> None:
     """Replace the methods of Paddle that know of saved tensors."""
@@ -42,7 +44,13 @@ def repair(stack: HookStack) -> None:
         else:
             packed = _packed(tensors, scope, forwards.running[-1] if forwards.running else [])
         # On the instance, because backward reads it after the scope has ended. It must not refer to ctx.
-        ctx.saved_tensor = partial(_unpacked, packed)  # type: ignore[method-assign]
+        vars(ctx)[_SAVED] = packed
+
+    native = getattr_static(node, "container")
+
+    def container(ctx: PyLayerContext) -> Any:
+        saved = vars(ctx)
+        return _unpacked(saved[_SAVED]) if _SAVED in saved else native.__get__(ctx)
 
     @classmethod  # type: ignore[misc]
     @wraps(layer.apply)
@@ -62,6 +70,7 @@ def repair(stack: HookStack) -> None:
             forwards.running.pop()
 
     context.save_for_backward, layer.apply = save_for_backward, apply
+    node.container = property(container, native.__set__)  # which saved_tensor returns
     node.backward = property(partial(_Backward, node.backward))
 
 
