@@ -157,6 +157,9 @@ def _proof(
         return {name: backend.repeats.digest(space[key]) for name, (space, key) in places.items()}
 
     before = digests()
+    held = [weight for _, part in backend.named_modules(module) for weight in part._parameters.values()]
+    weights = [weight for weight in held if weight is not None]
+    versions = [backend.version(weight) for weight in weights]
     drawn: list[str] = []
     runs = []
     with _unwritten(places.values()), _quiet(backend, module) as changed:
@@ -169,6 +172,8 @@ def _proof(
     first, second = runs
     refusal = first.refusal or (f"keeps a value of its own in {changed[0]}" if changed else "")
     refusal = refusal or (f"draws numbers from {drawn[0]}, which is not set back" if drawn else "")
+    if versions != [backend.version(weight) for weight in weights]:
+        refusal = refusal or "writes its weights in place"
     refusal = refusal or ("saves other values when it is called again" if first.saved != second.saved else "")
     return refusal, written, first.nbytes
 

@@ -170,6 +170,14 @@ class Writes(Block):
         return super().forward(x.scale_(2.0))
 
 
+class Clamps(Block):
+    def forward(self, x):
+        with paddle.no_grad():
+            for weight in self.parameters():
+                weight.clip_(-0.1, 0.1)
+        return super().forward(x)
+
+
 class Appends(Block):
     def forward(self, x, seen=None):
         (seen if seen is not None else []).append(x)
@@ -179,6 +187,7 @@ class Appends(Block):
 @pytest.mark.parametrize(
     ("block", "call", "why"),
     [
+        (Clamps, lambda block, x: block(x), "writes its weights in place"),
         (Writes, lambda block, x: block(x * 1), "writes its arguments in place"),
         (Appends, lambda block, x: block(x, []), "writes its arguments in place"),
         (Appends, lambda block, x: block(x, Seen()), "takes a Seen"),

@@ -182,6 +182,14 @@ class Writes(Block):
         return super().forward(x.mul_(2))
 
 
+class Clamps(Block):
+    def forward(self, x):
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
 class Appends(Block):
     def forward(self, x, seen):
         seen.append(x)
@@ -246,6 +254,7 @@ class Codebook(Block):
         (lambda: network(partial(Odd, a_generator)), "saves other values"),
         (lambda: network(Codebook), "saves other values"),
         (lambda: network(Penalty), "computes gradients of its own"),
+        (lambda: network(Clamps), "writes its weights in place"),
         (lambda: Around(Writes), "writes its arguments in place"),
         (lambda: Around(Appends, list), "writes its arguments in place"),
         (lambda: Around(Cached, Cache), "takes a Cache"),
