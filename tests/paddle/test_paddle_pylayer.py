@@ -79,9 +79,15 @@ def returned_in_place_forward(ctx, x):
     return x
 
 
-@pytest.mark.parametrize("forward", [returned_input_forward, returned_in_place_forward])
+def modified_output_forward(ctx, x):
+    y = x.exp()
+    ctx.save_for_backward(y)
+    return y.add_(paddle.ones([1]))
+
+
+@pytest.mark.parametrize("forward", [returned_input_forward, returned_in_place_forward, modified_output_forward])
 @pytest.mark.parametrize("policy", ["keep", "recompute", "disk_spill"])
-def test_a_layer_may_save_its_input_and_return_it(forward, policy):
+def test_a_layer_may_return_what_it_has_saved_with_another_version(forward, policy):
     apply = layer(forward, tanh_backward)
     x = leaf(noise(8, 8))
 
