@@ -99,7 +99,11 @@ def call_again(
     elif opaque:
         region.judged(f"takes a {type(opaque[0]).__qualname__}, which a second call may find changed")
     elif region.refusal is None:
-        region.judged(*_proof(backend, module, call, tensors, build))
+        try:
+            proof = _proof(backend, module, call, tensors, build)
+        except Exception:  # the call itself raises it, and draws the numbers that it would have drawn
+            return call(*args, **kwargs)
+        region.judged(*proof)
     if not region.is_repeated:
         return call(*args, **kwargs)
 

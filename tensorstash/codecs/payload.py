@@ -4,6 +4,7 @@ A payload never outlives its process, and stores verify their bytes. So payloads
 codec tells its forms by their lengths, and checks these.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from tensorstash.protocols import Codec, CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
 
-class Shrinking:
+class Shrinking(ABC):
     """A codec that passes on, untouched and without a copy, a tensor that would not get smaller.
 
     The length of a payload tells which of the two it is, so that no byte has to.
@@ -26,9 +27,9 @@ class Shrinking:
     lossless: ClassVar[bool] = True
     kind: ClassVar[CodecKind] = "array->array"
 
+    @abstractmethod
     def accepts(self, spec: TensorSpec, /) -> bool:
         """Whether tensors of this spec may be encoded."""
-        raise NotImplementedError
 
     def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
         """Return a run of bytes, whose length depends on the elements."""
@@ -49,13 +50,13 @@ class Shrinking:
             data = data.copy()
         return data.view(spec.carrier).reshape(spec.shape)
 
+    @abstractmethod
     def packed(self, data: Array, spec: TensorSpec, /) -> Array | None:
         """Return a payload that is smaller than the array, or None."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unpacked(self, payload: Array, spec: TensorSpec, /) -> Array:
         """Return the array of a payload that :meth:`packed` has made, in fresh memory."""
-        raise NotImplementedError
 
 
 def empty_array(spec: TensorSpec) -> Array:

@@ -91,6 +91,7 @@ class Border:
         self._staying = 1.0
         """Left of that by recipes."""
         self._remade_bytes = 0
+        self._link_bytes_per_s = 0.0
 
     def step_ended(self, saved_bytes: int, limit_bytes: int, ledger: Ledger, device: str = "cpu") -> None:
         """Plan the next step.
@@ -134,5 +135,7 @@ class Border:
             return 0
         rate = next(iter(stats.stages.values())).bytes_in / seconds
         if self._streams is not None and self._streams.current_stream(device) is not None:
-            rate = min(rate, bytes_per_s(self._streams, device, min(most_bytes, PROBE_BYTES)))
+            if not self._link_bytes_per_s:
+                self._link_bytes_per_s = bytes_per_s(self._streams, device, min(most_bytes, PROBE_BYTES))
+            rate = min(rate, self._link_bytes_per_s)
         return int(rate * sum(region.seconds for region in blocks))

@@ -66,6 +66,19 @@ def test_a_long_first_entry_is_judged_at_its_end():
         enter()
 
 
+def test_reasons_and_cures_are_those_of_what_was_kept():
+    session = stash("cpu_offload")
+    with pytest.warns(TensorStashWarning, match=r"6 of 12 MiB: already in host memory.*accelerators only"):
+        train(session)
+
+
+def test_limits_of_a_small_model_are_told_and_those_of_what_fits_are_not():
+    with pytest.warns(TensorStashWarning, match=r"a step stashes 4 MiB.*in_flight='512 KiB'"):
+        train(stash("compress", limits=Limits(in_flight="256 MiB", ahead="256 MiB")))
+    train(stash("compress", limits=Limits(in_flight="512 KiB", ahead="512 KiB")))
+    train(stash("compress"))
+
+
 def test_small_tensors_are_not_judged_for_gains():
     train(stash(ts.StoreIn(Memory())), values=np.zeros(4, np.float32))
 

@@ -277,6 +277,33 @@ def test_a_block_that_cannot_be_repeated_is_left_to_the_rest_and_named(x, make, 
     assert stats.stashed.tensors > 3
 
 
+class Fails(Block):
+    fails = True
+
+    def forward(self, x):
+        y = super().forward(x)
+        if Fails.fails:
+            raise ValueError("the first call")
+        return y
+
+
+def test_a_first_call_that_raises_leaves_the_random_numbers_that_it_has_drawn(x, same_bits):
+    def after_a_failure(model):
+        Fails.fails = True
+        torch.manual_seed(4)
+        with pytest.raises(ValueError, match="the first call"):
+            model(x)
+        Fails.fails = False
+        loss = square(x)(model)
+        loss.backward()
+        return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+
+    plain, model = after_a_failure(network(Fails)), network(Fails)
+    handle = ts.wrap(model, "checkpoint", min_bytes=0)
+    assert same_bits(after_a_failure(model), plain)
+    assert len(handle.stats().blocks[CHECKPOINTED]) == 3
+
+
 class Inside(Block):
     def __init__(self, is_reentrant):
         super().__init__()

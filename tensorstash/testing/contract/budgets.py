@@ -42,6 +42,14 @@ class Bounded(Harness):
             again = session.pack(lab.tensor(floats(32, seed=200), device=device))
             assert_same_bits(lab.bits(session.unpack(again)), floats(32, seed=200), "a payload in freed room")
 
+    def test_line09_a_budget_that_is_just_enough_is_enough(self, device: str) -> None:
+        lab = self.lab
+        with self.scope(StoreIn(Memory(budget=64))) as session:
+            handles = [session.pack(lab.tensor(floats(8, seed=n), device=device)) for n in range(2)]
+        for n, handle in enumerate(handles):
+            assert_same_bits(lab.bits(session.unpack(handle)), floats(8, seed=n), f"tensor {n}")
+        assert session.stats().peak_bytes == 64
+
     def test_line09_statistics_agree_with_the_store(self, device: str) -> None:
         tap = Tap()
         stash = self.stash(Compress(min_ratio=1) | StoreIn(Watched(tap=tap)))

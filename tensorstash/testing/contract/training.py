@@ -118,6 +118,18 @@ class SameTraining(Harness):
                 got = self._through(lab.tensor(bits, dtype, device=device), policy)
                 assert_same_bits(got, bits, f"{dtype} under {name}")
 
+    def test_line01_rows_chosen_by_a_stashed_index_are_the_same(self, device: str) -> None:
+        lab = self.lab
+        gradients = []
+        for policy in (None, Quantize(bits=2) | StoreIn(Memory())):
+            table = lab.parameter(floats(7, 4), device=device)
+            index = lab.tensor(np.array([6, 1, 1, 5]), device=device)
+            with self.scope(policy):
+                loss = lab.sum(lab.gather(table, index))
+            lab.backward(loss)
+            gradients.append(lab.gradient(table))
+        assert_same_bits(gradients[1], gradients[0], "gradient of gathered rows")
+
     def _gradient_over(self, operand: Tensor, policy: HookPolicy | None) -> Array:
         lab = self.lab
         layout = lab.layout(operand)
