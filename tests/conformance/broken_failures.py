@@ -15,7 +15,7 @@ from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.config import walk
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats, Tally
-from tensorstash.errors import StashError, StoreError
+from tensorstash.errors import StashError, StoreError, StoreFullError
 from tensorstash.policies import StoreIn
 from tensorstash.policies.limits import Limits
 from tensorstash.reference.autograd import modes, saved
@@ -103,6 +103,9 @@ for tier in ("memory", "disk"):
     caught_by("test_line09_a_budget_holds", tier=tier)(stashing("IgnoresBudgets", without_budgets))
 caught_by("test_line09_a_budget_holds", tier="memory")(
     stashing("WantsRoomToSpare", lambda policy: StoreIn(Memory(budget=255)))
+)
+caught_by("test_line09_a_budget_that_is_just_enough_is_enough", raises=(StoreFullError,))(
+    stashing("WantsRoomToSpare", lambda policy: StoreIn(Memory(budget=63)))
 )
 caught_by("test_line09_bytes_in_flight_hold_and_a_hanging_store_is_named")(
     planted("IgnoresBytesInFlight", stash=lambda self, policy, min_bytes=0, limits=None: Planted.stash(self, policy))

@@ -84,6 +84,7 @@ class DropsLowBits:
 
 caught_by(
     "test_line01_lossy_policies_never_touch_integers",
+    "test_line01_rows_chosen_by_a_stashed_index_are_the_same",
 )(
     planted(
         "TouchesIntegers",
