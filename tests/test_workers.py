@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -214,25 +213,6 @@ def test_what_is_cancelled_is_not_done_and_what_is_begun_is_not_cancelled():
     assert other.result() is False
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_waits_for_no_work_of_the_parent():
-    go_on = threading.Event()
-    workers = Workers("test", 1)
-    future = workers.submit(lambda: go_on.wait(60))
-    child = os.fork()
-    if not child:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(30)
-        try:
-            os._exit(0 if isinstance(future.exception(), RuntimeError) and workers.submit(lambda: 1).result() else 1)
-        finally:
-            os._exit(2)
-    go_on.set()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert future.result(60) is True
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_an_interrupt_of_who_waits_keeps_nobody_from_working_on():
     """Where the futures of the standard library lose their lock for ever, now and then."""
@@ -331,21 +311,6 @@ def test_after_close_work_is_done_by_the_caller(made):
     workers.close()
     thread.join(60)
     assert workers.submit(threading.get_ident).result(0) == threading.get_ident()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_fork_while_another_thread_submits_leaves_the_child_no_lock():
-    workers = Workers("test", 1)
-    with workers._pool._lock:
-        pid = os.fork()
-        if not pid:
-            try:
-                signal.alarm(20)
-                os._exit(workers.submit(lambda: 7).result(10))
-            finally:
-                os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
 def test_it_has_one_end_and_the_first_counts():

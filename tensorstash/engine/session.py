@@ -84,37 +84,37 @@ class Session(Generic[T]):
         new_recomputer: NewRecomputer | None = None,
     ) -> None:
         self.policy, self.backend, self.limits, self._min_bytes = policy, backend, limits, min_bytes
-        self._sender = Sender(limits, backend)
+        self.sender = Sender(limits, backend)
         alternatives = [plan.rest for plan in policy.alternatives()]
         only_keeps = all(plan.keeps for plan in alternatives)
         self._only_keeps = only_keeps and new_recomputer is None and budget is None
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
-        ladder = None if budget is None else Ladder(ledger, self._sender.in_flight, self._sender.ahead)
+        ladder = None if budget is None else Ladder(ledger, self.sender.in_flight, self.sender.ahead)
         self._budget, self._ladder = budget, ladder
         self._residency = Residency(backend, ladder) if isinstance(backend, SupportsGraph) else None
         # Not of the session, which would be a cycle.
         spare = None if ladder is None else (self._residency or ladder).spare_bytes
         readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
-        prefetcher = Prefetcher(self._sender.ahead, readers, QUICK_BYTES * limits.readers, spare)
-        self._state = SessionState(backend, ledger, self.adviser, prefetcher, self._residency)
-        self._transfers = transfers_of(backend, limits, self._sender.shares)
+        prefetcher = Prefetcher(self.sender.ahead, readers, QUICK_BYTES * limits.readers, spare)
+        self.state = SessionState(backend, ledger, self.adviser, prefetcher, self._residency)
+        self.transfers = transfers_of(backend, limits, self.sender.shares)
         self._pace = None
-        if self._transfers is not None and backend.streams is not None:
-            self._pace = Pace(backend.streams, self._transfers.sent, self.adviser.say)
+        if self.transfers is not None and backend.streams is not None:
+            self._pace = Pace(backend.streams, self.transfers.sent, self.adviser.say)
         # Looked up once: these run for every tensor.
         self._kept = ledger.kept
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
         self._alias, self._version, self._storage = backend.alias, backend.version, backend.storage
         self._stretch = Stretch()
         self._thread = Thread()
-        self._recomputer = None if new_recomputer is None else new_recomputer(self._state, self._thread)
+        self._recomputer = None if new_recomputer is None else new_recomputer(self.state, self._thread)
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
         # Looked up once: to ask whether a backend has a protocol takes longer than its work.
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
         # Where every tensor is kept, their sum is all there is to say about them.
         self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
-        self._places = Places(policy, backend, ledger, self.adviser, self._transfers, min_away_bytes)
+        self.places = Places(policy, backend, ledger, self.adviser, self.transfers, min_away_bytes)
         self.regions: dict[str, Region] = {}
         """The blocks of a model that may be computed again, by name."""
         self._border = None if budget is None else Border(self.regions, backend.streams, may_send=not only_keeps)
@@ -136,9 +136,9 @@ class Session(Generic[T]):
         self.adviser.entered()
         if self.adviser.entries <= JUDGED_ENTRIES:
             self.adviser.judge_place(self.backend)
-        self._sender.entry_began(self._state.ledger.saved_bytes, is_a_step=self._state.was_asked)
+        self.sender.entry_began(self.state.ledger.saved_bytes, is_a_step=self.state.was_asked)
         with self._lock:
-            if self._border is not None and self.regions and self._state.was_asked:
+            if self._border is not None and self.regions and self.state.was_asked:
                 self._current_stretch()  # a block asks for the plan before it saves anything
             self._stretch.close()  # contents saved before are never taken for the same
         hooks = self.backend.hooks(self.pack, self.unpack, trusted=True)
@@ -147,10 +147,10 @@ class Session(Generic[T]):
     def _entry_ended(self) -> None:
         self._start_all_freed()
         judge_regions(self.adviser, self.regions.values())
-        self._sender.entry_ended(self._state.ledger.saved_bytes)
+        self.sender.entry_ended(self.state.ledger.saved_bytes)
         is_recording = not isinstance(self.backend, SupportsRecording) or self.backend.is_recording()
         if is_recording and self.adviser.entry_ended():
-            self.adviser.judge(self._state.ledger.snapshot())
+            self.adviser.judge(self.state.ledger.snapshot())
 
     def _start_all_freed(self) -> None:
         if self._residency is not None:
@@ -166,17 +166,17 @@ class Session(Generic[T]):
 
     def stats(self) -> Stats:
         """Return the statistics so far."""
-        stats = replace(self._state.ledger.snapshot(), process_peak=peak_bytes())
+        stats = replace(self.state.ledger.snapshot(), process_peak=peak_bytes())
         if stats.stashed.tensors or stats.recomputed:
             stats = replace(stats, steps=self.adviser.steps_ended + 1)
         if self._residency is not None:
             stats = replace(stats, held=self._residency.tally(), peak_held=self._residency.peak_bytes)
         if self._ladder is not None:
             stats = replace(stats, planned=self._ladder.tallies())
-        if self._transfers is not None:
-            stats = replace(stats, pinned_bytes=self._transfers.pinned_bytes)
+        if self.transfers is not None:
+            stats = replace(stats, pinned_bytes=self.transfers.pinned_bytes)
         stats = replace(stats, blocks=by_treatment(self.regions.values()))
-        return replace(stats, advice=self.adviser.text(self._places.frees_host_memory))
+        return replace(stats, advice=self.adviser.text(self.places.frees_host_memory))
 
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
@@ -191,9 +191,9 @@ class Session(Generic[T]):
             self._start(self._residency.clear())
         with self._lock:
             self._stretch.close()  # holders of captured contents may write to them now
-        self._sender.drain()
-        if self._transfers is not None:
-            self._transfers.drain()
+        self.sender.drain()
+        if self.transfers is not None:
+            self.transfers.drain()
         for content in self._stretch.contents():
             content.settle()
         if self._recomputer is not None:
@@ -215,12 +215,12 @@ class Session(Generic[T]):
         reason = SMALL if is_small else POLICY if self._only_keeps else self._keep_reason(tensor)
         if reason is not None:  # as :meth:`_keep` does, without its frame: most saved tensors are kept
             next(self._kept[reason][nbytes])
-            return self._state, self._alias(tensor), self._version(tensor)
+            return self.state, self._alias(tensor), self._version(tensor)
         spec = self._spec(tensor)
         is_large, recomputer = spec.nbytes >= self._min_bytes, self._recomputer
         if recomputer is not None and self._residency is not None:
             self._start(self._residency.freed())
-        if self._state.was_asked and (recomputer is not None or self._ladder is not None):
+        if self.state.was_asked and (recomputer is not None or self._ladder is not None):
             with self._lock:  # before the first is noted, whatever becomes of it
                 self._current_stretch()
         way = self._way(spec, "any")
@@ -243,7 +243,7 @@ class Session(Generic[T]):
 
     def _keep(self, tensor: T, reason: str, nbytes: int) -> Handle:
         next(self._kept[reason][nbytes])
-        return self._state, self._alias(tensor), self._version(tensor)
+        return self.state, self._alias(tensor), self._version(tensor)
 
     def _store_or_keep(
         self, tensor: T, spec: TensorSpec, nbytes: int, place: Place | str, record: Record | None
@@ -269,7 +269,7 @@ class Session(Generic[T]):
             if self._residency is not None and content.users == 1:
                 self._start(self._residency.saved(content, look=False))
             if content.place.users == 1:  # an output is held for others as far as a share of the step goes
-                self._sender.shares.saw(spec.nbytes)
+                self.sender.shares.saw(spec.nbytes)
             return handle
         codecs = recomputer.mask_codecs(tensor, spec, wanted)
         place = self._way(spec, "any", codecs).place if codecs else ""
@@ -280,7 +280,7 @@ class Session(Generic[T]):
         return self._store_or_keep(narrow, spec, spec.nbytes, self._way(spec, "any").place, None)
 
     def _stash(self, tensor: T, spec: TensorSpec, place: Place, record: Record | None) -> Stashed:
-        state, backend, residency, thread = self._state, self.backend, self._residency, self._thread
+        state, backend, residency, thread = self.state, self.backend, self._residency, self._thread
         version = self._version(tensor)
         token, start = self._storage(tensor)
         key: tuple[Hashable, ...] = token, start, spec.order.block, spec.dtype, version, place.number
@@ -303,11 +303,11 @@ class Session(Generic[T]):
                 reading = Reading() if residency is not None and not place.is_lossless else None
                 probe = None if source is None else backend.version_probe(tensor)
                 source = backend.detached(tensor) if source is None else source
-                counted = self._sender.ahead, state.prefetcher.readers, token, stretch.count, record, span, reading
+                counted = self.sender.ahead, state.prefetcher.readers, token, stretch.count, record, span, reading
                 parts = place, source, spec, version, probe, *counted
                 streams = place.transfers
                 content = Content(*parts) if streams is None else StreamContent(streams, *parts)
-                self._sender.shares.saw(spec.nbytes)
+                self.sender.shares.saw(spec.nbytes)
                 stretch.add(key, content)
             else:
                 content.add_user()
@@ -338,7 +338,7 @@ class Session(Generic[T]):
     def _make_room(self, residency: Residency) -> None:
         """Wait until the budget is held, or nothing is in flight any more."""
         while (excess := -residency.spare_bytes()) > 0:
-            if not self._sender.wait_for(excess):
+            if not self.sender.wait_for(excess):
                 break
 
     def _new_readers(self) -> Readers[T] | None:
@@ -351,32 +351,32 @@ class Session(Generic[T]):
         for content in contents:
             if content.is_recipe:  # nothing leaves: it is recomputed
                 content.capture()
-            elif content.reading is None or self._places.suits(content, self._state.demands):
-                self._sender.start(content)
+            elif content.reading is None or self.places.suits(content, self.state.demands):
+                self.sender.start(content)
 
     def _current_stretch(self) -> Stretch:
-        if self._state.was_asked:
-            self._state.step_began()
+        if self.state.was_asked:
+            self.state.step_began()
             self.adviser.step_ended()
-            self._sender.shares.step_ended()
+            self.sender.shares.step_ended()
             if self._ladder is not None:
                 self._ladder.step_ended()
                 if self._border is not None:
                     ladder = self._ladder
-                    saved, ledger = ladder.saved_bytes, self._state.ledger
+                    saved, ledger = ladder.saved_bytes, self.state.ledger
                     self._border.step_ended(saved, ladder.limit_bytes, ledger, ladder.device)
-            self._state.prefetcher.learn(self._stretch)
+            self.state.prefetcher.learn(self._stretch)
             self._stretch.close()
             self._stretch = Stretch()
             if self._recomputer is not None:
                 self._recomputer.begin_stretch()
-            if self._transfers is not None and self._pace is not None:
-                self._transfers.end_step()
+            if self.transfers is not None and self._pace is not None:
+                self.transfers.end_step()
                 self._pace.step_ended()
         return self._stretch
 
     def _way(self, spec: TensorSpec, demand: Demand, masks: tuple[Codec, ...] = ()) -> Way:
-        module, ways = self._thread.module, self._places
+        module, ways = self._thread.module, self.places
         kind: Hashable = (module, spec, demand, masks) if module or masks or demand != "any" else spec
         known = ways.known(kind)
         return known or ways.new(kind, self.policy, spec.inside(module) if module else spec, demand, masks)

@@ -49,7 +49,7 @@ class Workers:
 
     def after_fork(self) -> None:
         """Begin without threads and without work."""
-        self._pool = _ThreadPool(self, self._name, self._threads, self.timeout_s)
+        self._pool = _ThreadPool(self, self._name, self._threads)
 
     def submit(self, work: Callable[[], R], *, ended: Callable[[], object] | None = None) -> Future[R]:
         """Run ``work`` once: later, or now where no thread can be started, such as while the interpreter exits.
@@ -60,6 +60,7 @@ class Workers:
         job = Future(work, ended)
         del work
         try:
+            self.abandon()
             if not self._pool.enlist(job):
                 job.run()
             return job
@@ -71,7 +72,7 @@ class Workers:
 
     def abandon(self) -> None:
         """Give up work that takes longer than ``timeout_s``, and replace its threads."""
-        self._pool.abandon()
+        self._pool.abandon(self.timeout_s)
 
     def close(self) -> None:
         """Let the threads end after the submitted work; later work runs on the caller's thread."""
@@ -99,11 +100,10 @@ class _ThreadPool:
     thread that was not started; the next call finds that out.
     """
 
-    def __init__(self, owner: Workers, name: str, limit: int, timeout_s: float) -> None:
+    def __init__(self, owner: Workers, name: str, limit: int) -> None:
         self.threads: list[_Thread] = []
         self._name = name
         self._limit = limit
-        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._todo: deque[Future[Any]] = deque()
         self._calls: SimpleQueue[object] = SimpleQueue()
@@ -115,7 +115,6 @@ class _ThreadPool:
 
     def enlist(self, job: Future[Any]) -> bool:
         """Have a job done; return False if there is no thread for it and none can be started."""
-        self.abandon()
         with self._lock:
             if self._is_stopped:
                 return False
@@ -130,9 +129,9 @@ class _ThreadPool:
             self._calls.put(None)
         return True
 
-    def abandon(self) -> None:
+    def abandon(self, timeout_s: float) -> None:
         """Leave to themselves the threads whose work takes too long."""
-        earliest = monotonic() - self._timeout_s
+        earliest = monotonic() - timeout_s
         lost: list[Future[Any]] = []
         with self._lock:
             for thread in list(self.threads):
@@ -141,7 +140,7 @@ class _ThreadPool:
                     thread.is_abandoned = True
                     self._remove(thread)
         for job in lost:
-            job.fail(TimeoutError(f"took longer than {self._timeout_s} seconds"))
+            job.fail(TimeoutError(f"took longer than {timeout_s} seconds"))
 
     def serve(self, thread: _Thread) -> None:
         """Do work until the thread has to end, and take note of that, also where it was killed."""

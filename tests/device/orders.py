@@ -107,8 +107,8 @@ def session(policy: HookPolicy, limits: ts.Limits, fault: type | None = None) ->
     one: Session[Any] = Session(policy, backend, min_bytes=0, limits=limits)
     if fault is not None and not is_of_backend:
         pinned = PinnedMemory(backend.streams.locked_pages, limits.pinned_bytes or 2**40)
-        one._transfers = one._places.transfers = fault(
+        one.transfers = one.places.transfers = fault(
             backend.streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes
         )
-        assert isinstance(one._transfers, Transfers)
+        assert isinstance(one.transfers, Transfers)
     return one

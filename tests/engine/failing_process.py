@@ -32,8 +32,7 @@ def killed(role: Role) -> Plant:
     @contextmanager
     def plant(site: Site) -> Iterator[None]:
         team = workers(site, role)
-        team.submit(lambda: None).result(60)
-        victims = list(team._pool.threads)
+        victims = {team.submit(threading.current_thread).result(60) for _ in range(8)}
         for victim in victims:
             ident, error = ctypes.c_ulong(victim.ident or 0), ctypes.py_object(SystemExit)
             assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error) == 1

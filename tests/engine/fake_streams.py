@@ -122,10 +122,10 @@ def session(
     pinned = PinnedMemory(one.backend.streams.locked_pages, limits.pinned_bytes or 2**40)
     out_bytes, back_bytes = limits.in_flight_bytes, limits.ahead_bytes
     copies_of = copies(one.backend.streams, pinned, out_bytes=out_bytes, back_bytes=back_bytes)
-    one._transfers = one._places.transfers = copies_of
-    one._sender.writers = Queue(host)  # type: ignore[assignment]
-    one._state.prefetcher.readers = Queue(host)  # type: ignore[assignment]
-    one._sender.in_flight = DrivenBudget(limits.in_flight_bytes, host)
+    one.transfers = one.places.transfers = copies_of
+    one.sender.writers = Queue(host)  # type: ignore[assignment]
+    one.state.prefetcher.readers = Queue(host)  # type: ignore[assignment]
+    one.sender.in_flight = DrivenBudget(limits.in_flight_bytes, host)
     return one
 
 

@@ -2,7 +2,8 @@
 
 import threading
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Slot, Tier
@@ -31,7 +32,7 @@ class Gated:
 
     @property
     def slots(self) -> int:
-        return sum(len(store.inner._arrays) for store in self.opened)
+        return sum(len(store.slots) for store in self.opened)
 
 
 class GatedStore:
@@ -45,12 +46,15 @@ class GatedStore:
         self.put_count = 0
         self.get_count = 0
         self.got_on: list[str] = []
+        self.slots: WeakSet[Any] = WeakSet()
 
     def put(self, data: Array, /) -> Slot:
         self.config.arrived.release()
         assert self.config.puts.wait(60)
         self.put_count += 1
-        return self.inner.put(data.copy())
+        slot = self.inner.put(data.copy())
+        self.slots.add(slot)
+        return slot
 
     def get(self, slot: Slot, /) -> Array:
         assert self.config.gets.wait(60)
@@ -59,6 +63,7 @@ class GatedStore:
         return self.inner.get(slot).copy()
 
     def delete(self, slot: Slot, /) -> None:
+        self.slots.discard(slot)
         self.inner.delete(slot)
 
     def close(self) -> None:

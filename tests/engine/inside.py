@@ -17,25 +17,25 @@ def session_of(stash: Any) -> Session[Any]:
 
 def in_flight(stash: Any) -> ByteBudget:
     """Return the budget of bytes on their way into stores."""
-    return session_of(stash)._sender.in_flight
+    return session_of(stash).sender.in_flight
 
 
 def ahead(stash: Any) -> ByteBudget:
     """Return the budget of bytes read ahead of backward."""
-    return session_of(stash)._state.prefetcher.budget
+    return session_of(stash).state.prefetcher.budget
 
 
 def teams(stash: Any) -> tuple[Workers, Workers]:
     """Return the writers and the readers."""
     session = session_of(stash)
-    return session._sender.writers, session._state.prefetcher.readers
+    return session.sender.writers, session.state.prefetcher.readers
 
 
 def set_timeout(stash: Any, timeout_s: float) -> None:
     session = session_of(stash)
     session.limits = replace(session.limits, timeout_s=timeout_s)
     for workers in teams(session):
-        workers.timeout_s = workers._pool._timeout_s = timeout_s
+        workers.timeout_s = timeout_s
 
 
 def settle(stash: Any) -> None:
@@ -43,10 +43,9 @@ def settle(stash: Any) -> None:
     session_of(stash).drain()
     for workers in teams(stash):
         workers.submit(lambda: None).result(60)
-        pool = workers._pool
-        timeout_s, pool._timeout_s = pool._timeout_s, -1
+        timeout_s, workers.timeout_s = workers.timeout_s, -1
         workers.abandon()
-        workers.timeout_s = pool._timeout_s = timeout_s
+        workers.timeout_s = timeout_s
     for thread in threading.enumerate():
         if getattr(thread, "is_abandoned", False):
             thread.join(60)

@@ -85,7 +85,7 @@ def left(stash: ts.Stash) -> list[str]:
         "read ahead": ahead(session).used,
         "counted as live": stash.stats().live.nbytes,
     }
-    held |= {f"in {config}": store.used_bytes for config, store in session._places.stores.items()}
+    held |= {f"in {config}": store.used_bytes for config, store in session.places.stores.items()}
     return [f"{nbytes} bytes are left {place}" for place, nbytes in held.items() if nbytes]
 
 

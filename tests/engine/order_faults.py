@@ -42,15 +42,15 @@ class _Blind:
     """A stream whose waits are only heard if they are for certain events."""
 
     def __init__(self, stream: Any, hears: Callable[[Any], bool]) -> None:
-        self._stream = stream
+        self.stream = stream
         self._hears = hears
 
     def wait_event(self, event: Any) -> None:
         if self._hears(event):
-            self._stream.wait_event(event)
+            self.stream.wait_event(event)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
 
 
 class CopyOutBeforeTheSourceIsWritten(Transfers):
@@ -72,10 +72,10 @@ class _Unwrapping:
         self._streams = streams
 
     def copy_out(self, source: Any, target: Any, stream: Any) -> None:
-        self._streams.copy_out(source, target, stream._stream)
+        self._streams.copy_out(source, target, stream.stream)
 
     def copy_in(self, source: Any, target: Any, stream: Any) -> None:
-        self._streams.copy_in(source, target, stream._stream)
+        self._streams.copy_in(source, target, stream.stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._streams, name)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MethodType
 from typing import Any, ClassVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -49,6 +49,10 @@ def faulty_calls(**behaviours: Behaviour) -> FaultyCalls:
     return calls
 
 
+Opened = WeakKeyDictionary[MemoryStore | DiskStore, Any]
+"""Stores in memory and on disk that are alive, and what they were opened from."""
+
+
 @dataclass(frozen=True, eq=False)
 class Faulty:
     """Opens the real store of a configuration over faulty system calls; its ``put`` and ``get`` take faults too.
@@ -56,14 +60,14 @@ class Faulty:
     Args:
         inner: what to open.
         board: where faults are planted.
-        opened: the stores in memory and on disk that were opened, and are alive; policies are remembered, stores not.
+        opened: the stores; policies are remembered, stores not.
         verifies: whether to leave the checksums to stores that have their own.
     """
 
     name: ClassVar[str] = "faulty"
     inner: StoreConfig
     board: Board = field(default_factory=Board, repr=False)
-    opened: WeakSet[MemoryStore | DiskStore] = field(default_factory=WeakSet, repr=False)
+    opened: Opened = field(default_factory=WeakKeyDictionary, repr=False)
     verifies: bool = field(default=True, repr=False)
 
     @property
@@ -82,7 +86,7 @@ class Faulty:
             first = self._open(config.first)
             return TieredStore(config, first, self._open(config.then))
         store: Any = DiskStore(config, FaultyCalls(board=self.board)) if isinstance(config, Disk) else config.open()
-        self.opened.add(store)
+        self.opened[store] = config
         return store
 
 

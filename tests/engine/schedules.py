@@ -4,8 +4,8 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
-from weakref import WeakSet
+
+from planted_faults import Opened
 
 from tensorstash.host.arrays import Array
 from tensorstash.host.budget import ByteBudget, Lease
@@ -13,7 +13,6 @@ from tensorstash.host.pages import BLOCK
 from tensorstash.protocols import Slot, StoreConfig
 from tensorstash.stores import Disk, Memory, Tiered
 from tensorstash.stores.disk.store import DiskStore
-from tensorstash.stores.memory import MemoryStore
 
 
 def budgeted(directory: str) -> list[StoreConfig]:
@@ -49,7 +48,7 @@ class Auditor:
         stalls: which put of a writer waits for the gate; 0 for none.
     """
 
-    stores: WeakSet[MemoryStore | DiskStore]
+    stores: Opened
     stalls: int
     gate: threading.Event = field(default_factory=threading.Event)
     puts: int = 0
@@ -66,15 +65,9 @@ class Auditor:
             self.audit()
 
     def audit(self) -> None:
-        for store in self.stores:
-            budget: Any = store._config.budget
-            if budget is None:
-                continue
-            if isinstance(store, MemoryStore):
-                taken = sum(array.nbytes for array in list(store._arrays.values()))
-            else:
-                used = store.used_bytes
-                taken = os.fstat(store._slab._file.fd).st_size if store._slab else 0
-                assert taken >= used
-            if taken > budget:
-                self.excess.append(f"{taken} bytes in {store._config!r}")
+        for store, config in list(self.stores.items()):
+            taken = store.used_bytes
+            if isinstance(store, DiskStore) and store.slab is not None:
+                taken = max(taken, os.fstat(store.slab.file.fd).st_size)
+            if config.budget is not None and taken > config.budget:
+                self.excess.append(f"{taken} bytes in {config!r}")

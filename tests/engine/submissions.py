@@ -15,7 +15,7 @@ class Submissions:
     """Every piece of work that any workers were given since :meth:`watch`."""
 
     def __init__(self) -> None:
-        self._futures: list[Future[Any]] = []
+        self.futures: list[Future[Any]] = []
 
     @classmethod
     def watch(cls, monkeypatch: pytest.MonkeyPatch) -> Submissions:
@@ -25,8 +25,8 @@ class Submissions:
         def submitted(workers: Workers, work: Callable[[], Any], **options: Any) -> Future[Any]:
             future = submit(workers, work, **options)
             # What is done is of no interest, and its result may be large.
-            found._futures = [known for known in found._futures if not known.done()]
-            found._futures.append(future)
+            found.futures = [known for known in found.futures if not known.done()]
+            found.futures.append(future)
             return future
 
         monkeypatch.setattr(Workers, "submit", submitted)
@@ -35,9 +35,9 @@ class Submissions:
     @property
     def are_under_way(self) -> bool:
         """Whether there is work that has not come to its end."""
-        return any(not future.done() for future in list(self._futures))
+        return any(not future.done() for future in list(self.futures))
 
     def wait(self) -> None:
         """Wait until all of it has come to its end, well or not."""
-        for future in list(self._futures):
+        for future in list(self.futures):
             future.exception(60)

@@ -1,5 +1,4 @@
 import gc
-import os
 import threading
 
 import numpy as np
@@ -51,23 +50,6 @@ def test_a_lease_that_a_collected_cycle_held_gives_its_bytes_back():
     del cycle
     gc.collect()
     assert budget.used == 0
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_what_other_threads_have_taken_is_free_in_a_forked_child():
-    budget = ByteBudget(10)
-    lease = budget.try_acquire(10)
-    with budget._lock:  # as another thread may, at the fork
-        child = os.fork()
-        if not child:
-            try:
-                os._exit(0 if budget.used == 0 and budget.acquire(10, timeout_s=30) is not None else 1)
-            finally:
-                os._exit(2)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert budget.used == 10
-    del lease
 
 
 @pytest.mark.parametrize("threads", [2, 4])

@@ -67,7 +67,7 @@ def test_a_full_budget_a_blocked_writer_and_an_unpack_inside_the_forward_do_not_
     limits = ts.Limits(in_flight=10 * nbytes, ahead=nbytes, timeout_s=60)
     stash = ts.stash(StoreIn(store), framework=framework, min_bytes=0, limits=limits)
     gate = threading.Event()
-    budget = session_of(stash)._sender.in_flight = TellingBudget(10 * nbytes, gate)
+    budget = session_of(stash).sender.in_flight = TellingBudget(10 * nbytes, gate)
     asked_meanwhile = []
 
     def put(call, data):
@@ -181,7 +181,7 @@ def test_what_only_goes_forward_is_not_remembered(framework, entries):
     def known():
         stash.drain()
         gc.collect()
-        saved, ledger = session_of(stash)._stretch, session_of(stash)._state.ledger
+        saved, ledger = session_of(stash)._stretch, session_of(stash).state.ledger
         return max(map(len, (saved.known, saved._contents, saved._order, saved._places, ledger._entries)))
 
     with stash if entries == "one" else nullcontext():

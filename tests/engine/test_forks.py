@@ -1,11 +1,9 @@
 """A child that is forked inside the block trains at once, or is told at once why it cannot."""
 
 import os
-import signal
 import subprocess
 import sys
 import threading
-import traceback
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +14,18 @@ from inside import in_flight, session_of
 
 import tensorstash as ts
 from tensorstash.errors import StoreError
-from tensorstash.host import forks
+from tensorstash.host.budget import ByteBudget
+from tensorstash.host.pool import PagePool
+from tensorstash.host.workers import Workers
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import floats
+from tests.processes import FORKS, WATCHDOG_S, forked, locks_held
 from tests.samples import IS_LONG
 
 HERE = Path(__file__).parent
-WATCHDOG_S = 60
-"""A tenth of what sessions wait by default for what does not answer."""
-
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork"),
-    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),
-]
+pytestmark = FORKS
 
 POLICIES = {
     "memory": lambda directory: StoreIn(Memory()),
@@ -47,23 +42,6 @@ def one_thread_computes():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(count)
-
-
-def forked(child):
-    """Return the exit code of a child that runs ``child``, and is killed if it takes too long."""
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(WATCHDOG_S)
-            child()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def graph(lab, stash, seed=0):
@@ -134,25 +112,16 @@ def test_a_child_trains_whatever_locks_were_held_at_the_fork(framework, policy, 
     expected = [gradient(lab, stash, seed) for seed in (0, 0, 1)]
     loss = graph(lab, stash)[1]
     stash.drain()
-    locks = [lock for thing in list(forks._LIVE) if isinstance(lock := getattr(thing, "_lock", None), _LOCK)]
-    assert len(locks) >= 6
-    for lock in locks:
-        lock.acquire()  # as threads may have, which the child does not have
 
     def child():
         assert all(np.array_equal(gradient(lab, stash, seed), expected[1 + seed]) for seed in (0, 1, 0))
         assert stash.stats().stashed.tensors > 0
 
-    try:
+    with locks_held() as locks:
+        assert len(locks) >= 6
         assert forked(child) == 0
-    finally:
-        for lock in locks:
-            lock.release()
     lab.backward(loss)
     assert np.array_equal(gradient(lab, stash), expected[1])
-
-
-_LOCK = type(threading.Lock())
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -177,6 +146,51 @@ def test_a_graph_of_the_parent_is_walked_in_the_child_or_refused_at_once(framewo
     assert forked(child) == 0
     lab.backward(loss)
     assert np.array_equal(lab.gradient(leaf), expected)
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+def test_a_child_gets_fresh_pages(limit):
+    pool = PagePool(2**23)
+    pool.take(2**20)
+
+    def child():
+        if limit is not None:
+            pool.keep(limit)
+        taken = pool.take(2**20)
+        taken[:] = 1
+        assert taken.sum() == 2**20
+
+    with locks_held():
+        assert forked(child) == 0
+
+
+def test_what_other_threads_have_taken_of_a_budget_is_free_in_a_child():
+    budget = ByteBudget(10)
+    lease = budget.try_acquire(10)
+
+    def child():
+        assert budget.used == 0
+        assert budget.acquire(10, timeout_s=30) is not None
+
+    with locks_held():
+        assert forked(child) == 0
+    assert budget.used == 10
+    del lease
+
+
+def test_a_child_waits_for_no_work_of_its_parents_workers():
+    go_on = threading.Event()
+    workers = Workers("test", 1)
+    future = workers.submit(lambda: go_on.wait(60))
+
+    def child():
+        assert isinstance(future.exception(), RuntimeError)
+        assert workers.submit(lambda: 7).result(10) == 7
+
+    with locks_held():
+        assert forked(child) == 0
+    go_on.set()
+    assert future.result(60) is True
 
 
 def test_a_child_of_a_child_trains(tmp_path):

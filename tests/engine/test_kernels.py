@@ -14,6 +14,7 @@ from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.errors import CodecError
 from tensorstash.policies import Encode, StoreIn
+from tensorstash.stores.memory import MemoryStore
 from tensorstash.testing.faults import FaultyCodec
 from tensorstash.testing.harness import AT_ONCE, reference_counting_only
 
@@ -196,7 +197,7 @@ def test_a_kernel_that_returns_no_tensor_ends_in_an_error_that_names_it() -> Non
         here.pack(leaf() * 1.0)
 
 
-def test_in_host_memory_the_payload_goes_to_the_memory_store_without_a_copy() -> None:
+def test_in_host_memory_the_payload_goes_to_the_memory_store_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     class Kernels(DeviceKernels):
         def kernel(self, codec: Any, spec: Any, /) -> Any:
             return Remembering(NumpyKernel(codec, spec))
@@ -215,13 +216,14 @@ def test_in_host_memory_the_payload_goes_to_the_memory_store_without_a_copy() ->
             return payload
 
     made: list[int] = []
+    stored: list[int] = []
+    put = MemoryStore.put
+    monkeypatch.setattr(MemoryStore, "put", lambda self, data: (stored.append(data.ctypes.data), put(self, data))[1])
     here = session(ts.Quantize(), Backend(), AT_ONCE)
     x = leaf().to("cpu").detach()
     with here.scope():
         handle = here.pack(x)
-    (store,) = here._places.stores.values()
-    (array,) = store._arrays.values()
-    assert array.ctypes.data == made[0]
+    assert stored == made
     assert set(here.stats().stored) == {"memory"}
     spec = here.backend.spec(x)
     assert np.all(np.abs(handle().numpy() - x.numpy()) <= ts.codecs.Affine().error_bound(x.numpy(), spec))

@@ -217,11 +217,13 @@ def test_only_what_may_pass_is_tried_again(number, attempts, monkeypatch):
 
 def test_no_more_kinds_of_tensors_are_remembered_than_a_few(monkeypatch):
     monkeypatch.setattr(places, "_REMEMBERED", 8)
-    stash = behind(Gated())
+    stash, planned, plan = behind(Gated()), [], StoreIn.plan
+    monkeypatch.setattr(StoreIn, "plan", lambda policy, spec: planned.append(spec.shape) or plan(policy, spec))
+    sizes = [*range(1, 30), 29, 1]
     with stash:
-        handles = [session_of(stash).pack(ref.tensor(VALUES[:size], requires_grad=True) * 1.0) for size in range(1, 30)]
-    assert len(session_of(stash)._places._remembered) <= 8
-    assert all(handle().shape == (size,) for size, handle in enumerate(handles, 1))
+        handles = [session_of(stash).pack(ref.tensor(VALUES[:size], requires_grad=True) * 1.0) for size in sizes]
+    assert planned == [*[(size,) for size in range(1, 30)], (1,)], "29 is remembered, and 1 is not"
+    assert all(handle().shape == (size,) for size, handle in zip(sizes, handles, strict=True))
 
 
 def test_what_drain_gave_up_is_not_waited_for_again():

@@ -176,7 +176,7 @@ class TestRandomPrograms:
         policy = ts.Compress(min_ratio=1) | StoreIn(store) if compresses else StoreIn(store)
         stash = ts.stash(policy, framework=lab.name, min_bytes=0, limits=limits)
         session = session_of(stash)
-        session._sender.in_flight = TellingBudget(limits.in_flight_bytes, auditor.gate)
+        session.sender.in_flight = TellingBudget(limits.in_flight_bytes, auditor.gate)
         outcomes = []
 
         @contextlib.contextmanager

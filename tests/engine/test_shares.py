@@ -105,7 +105,7 @@ def test_copies_of_a_device_are_a_share_too():
         with scope:
             loss = chain(lab_of("reference"), weights)
         loss.backward()
-    transfers = session_of(scope)._transfers
+    transfers = session_of(scope).transfers
     step_bytes = scope.stats().stashed.nbytes // 2
     for budget in (transfers.out_budget, transfers.back_budget):
         assert 0 < budget.peak <= budget.limit <= step_bytes // 4

@@ -7,6 +7,7 @@ import weakref
 from contextlib import contextmanager
 
 import pytest
+from inside import session_of
 
 import tensorstash as ts
 from tensorstash.errors import ConfigError
@@ -145,7 +146,7 @@ def test_no_cycle_keeps_model_or_session_alive(framework):
         model = framework.network()
         handle = wrapped(model)
         train(framework, model)
-        gone = weakref.ref(model), weakref.ref(handle._session)
+        gone = weakref.ref(model), weakref.ref(session_of(handle))
         del model, handle
         assert [each() for each in gone] == [None, None]
     finally:

@@ -51,8 +51,8 @@ def assert_found(config, data, damage, message=None):
     """Damage a record through a second descriptor, and put it right again."""
     store = config.open()
     slot = store.put(data.copy())
-    slab = store._slab
-    fd = os.open(f"/proc/self/fd/{slab._file.fd}", os.O_RDWR)
+    slab = store.slab
+    fd = os.open(f"/proc/self/fd/{slab.file.fd}", os.O_RDWR)
     damage(fd, written := os.pread(fd, data.size, 0))
     with pytest.raises(CorruptDataError, match=message):
         store.get(slot)

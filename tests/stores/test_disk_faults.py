@@ -142,7 +142,7 @@ def test_a_record_that_is_being_read_keeps_its_place(config, payload, nbytes):
 def test_a_store_that_is_being_read_closes_when_the_last_read_is_done(config, payload):
     slow = SlowReads()
     store = DiskStore(config, faulty_calls(read=slow))
-    slab = store._slab
+    slab = store.slab
     slot = store.put(payload(5_000))
     with ThreadPoolExecutor(2) as threads:
         reading = [threads.submit(store.get, slot) for _ in range(2)]
@@ -150,12 +150,12 @@ def test_a_store_that_is_being_read_closes_when_the_last_read_is_done(config, pa
             assert slow.begun.acquire(timeout=400)
         store.close()
         for _ in reading:
-            os.fstat(slab._file.fd)
+            os.fstat(slab.file.fd)
             slow.go_on.release()
             done, reading = wait(reading, return_when=FIRST_COMPLETED)
             assert all(np.array_equal(read.result(), payload(5_000)) for read in done)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(slab._file.fd)
+        os.fstat(slab.file.fd)
 
 
 @pytest.mark.parametrize("place", ["none", "file"])
@@ -276,8 +276,8 @@ def test_where_no_blocks_can_be_reserved_zeros_are_written_and_it_is_tried_once(
     store = DiskStore(replace(config, direct=False), faulty_calls(reserve=reserve))
     slots = [store.put(payload(PIECE, seed)) for seed in range(5)]
     assert all(np.array_equal(store.get(slot), payload(PIECE, seed)) for seed, slot in enumerate(slots))
-    slab = store._slab
-    assert os.fstat(slab._file.fd).st_blocks * 512 >= store.file_bytes == os.fstat(slab._file.fd).st_size
+    slab = store.slab
+    assert os.fstat(slab.file.fd).st_blocks * 512 >= store.file_bytes == os.fstat(slab.file.fd).st_size
     assert asked.count(True) == 1
     del slots[:]
     check_usable(store, payload)
@@ -351,8 +351,8 @@ def test_what_a_refused_reservation_took_is_given_back(config, payload):
     slot = store.put(payload(4096))
     with pytest.raises(StoreFullError):
         store.put(payload(PIECE))
-    slab = store._slab
-    assert os.fstat(slab._file.fd).st_size == store.file_bytes == 4096
+    slab = store.slab
+    assert os.fstat(slab.file.fd).st_size == store.file_bytes == 4096
     assert np.array_equal(store.get(slot), payload(4096))
     store.close()
 
@@ -409,8 +409,8 @@ def test_zeros_that_do_not_fit_are_taken_back_and_named(config, payload, number)
     calls.board.plant("write", refuse(number), at=3)
     with pytest.raises(StoreError, match=errno.errorcode[number]):
         store.put(payload(3 * PIECE))
-    slab = store._slab
-    assert os.fstat(slab._file.fd).st_size == store.file_bytes == before
+    slab = store.slab
+    assert os.fstat(slab.file.fd).st_size == store.file_bytes == before
     calls.board.lift()
     assert np.array_equal(store.get(small), payload(4096))
     store.delete(small)
@@ -421,8 +421,8 @@ def test_zeros_that_do_not_fit_are_taken_back_and_named(config, payload, number)
 def test_zeros_are_written_on_after_a_short_write(config, payload, most):
     store = DiskStore(config, faulty_calls(reserve=reserve_nothing(), write=at_most(most), read=at_most(most)))
     slot = store.put(payload(PIECE + 5))
-    slab = store._slab
-    assert os.fstat(slab._file.fd).st_size == store.file_bytes
+    slab = store.slab
+    assert os.fstat(slab.file.fd).st_size == store.file_bytes
     assert np.array_equal(store.get(slot), payload(PIECE + 5))
     store.close()
 
@@ -441,8 +441,8 @@ def test_a_file_system_that_reserves_no_blocks_is_used_to_its_end(ext2, payload,
 
     with pytest.raises(StoreFullError, match="ENOSPC"):
         fill()
-    slab = store._slab
-    assert os.fstat(slab._file.fd).st_blocks * 512 >= store.file_bytes
+    slab = store.slab
+    assert os.fstat(slab.file.fd).st_blocks * 512 >= store.file_bytes
     assert all(np.array_equal(store.get(slot), payload(2**20 + 5, seed)) for seed, slot in enumerate(slots))
     store.delete(slots.pop())
     assert np.array_equal(store.get(store.put(payload(2**20 + 5))), payload(2**20 + 5))
@@ -465,7 +465,7 @@ def test_a_device_that_is_full_when_direct_io_is_tried_is_used_when_there_is_roo
     store = Disk(directory=str(tmp_path)).open()
     monkeypatch.setattr(os, "pwrite", real)
     assert refused == [4096], "a device that is full is asked once"
-    slab = store._slab
+    slab = store.slab
     assert slab.address_unit == 4096
     check_usable(store, payload)
 

@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 def blocks_on_disk(store) -> int:
-    return os.fstat(store._slab._file.fd).st_blocks * 512
+    return os.fstat(store.slab.file.fd).st_blocks * 512
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -100,7 +100,7 @@ def test_all_but_a_block_or_two_is_written_from_where_it_is_and_read_to_as_good_
     store = DiskStore(Disk(directory=directory), faulty_calls(write=note))
     if not store.direct:
         pytest.skip("no direct I/O")
-    unit = store._slab.address_unit
+    unit = store.slab.address_unit
     data = page_aligned(nbytes + alignment)[alignment:]
     data[:] = payload(nbytes)
     written.clear()

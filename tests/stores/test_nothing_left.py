@@ -68,15 +68,15 @@ def entries(directory: Path) -> list[str]:
 def test_only_the_last_resort_has_a_name_and_it_is_private(tmp_path, level):
     store = DiskStore(Disk(directory=str(tmp_path)), LEVELS[level])
     store.put(np.zeros(10, np.uint8))
-    slab = store._slab
-    assert stat.S_IMODE(os.fstat(slab._file.fd).st_mode) == 0o600
-    assert not os.get_inheritable(slab._file.fd)
+    slab = store.slab
+    assert stat.S_IMODE(os.fstat(slab.file.fd).st_mode) == 0o600
+    assert not os.get_inheritable(slab.file.fd)
     if level == "named":
         (file,) = tmp_path.iterdir()
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     else:
         assert entries(tmp_path) == []
-        assert os.fstat(slab._file.fd).st_nlink == 0
+        assert os.fstat(slab.file.fd).st_nlink == 0
     store.close()
     assert entries(tmp_path) == []
 
@@ -227,7 +227,7 @@ def test_a_fork_stores_in_files_of_its_own_and_harms_nothing(tmp_path, level):
     script = """
 from tensorstash.errors import SlotGoneError, StoreError
 store = open_store()
-slab = store._slab
+slab = store.slab
 slot = store.put(np.full(9_000_000, 3, np.uint8))
 doomed = store.put(np.full(100, 4, np.uint8))
 names = os.listdir(sys.argv[1])
@@ -240,7 +240,7 @@ if (child := os.fork()) == 0:
     else:
         os._exit(1)
     try:
-        os.fstat(slab._file.fd)
+        os.fstat(slab.file.fd)
     except OSError:
         pass
     else:

@@ -3,8 +3,6 @@
 import ctypes
 import gc
 import mmap
-import os
-import signal
 import sys
 import threading
 from functools import partial
@@ -50,29 +48,6 @@ def test_similar_sizes_share_buffers():
     assert pool.take(MIB + 50_000).ctypes.data == address
     for nbytes in (SMALLEST, 100_001, MIB, 3 * MIB + 5, 2**30 + 1):
         assert nbytes <= size_class(nbytes) <= nbytes * 17 / 16 + 4096
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("limit", [None, 0])
-def test_after_a_fork_in_the_middle_of_a_call_the_child_gets_fresh_pages(limit):
-    pool = PagePool(8 * MIB)
-    held = pool.take(MIB)
-    del held
-    with pool._lock:  # as a thread of the parent may, which the child does not have
-        child = os.fork()
-        if not child:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(30)
-            try:
-                if limit is not None:
-                    pool.keep(limit)
-                taken = pool.take(MIB)
-                taken[:] = 1
-                os._exit(0 if taken.sum() == MIB else 1)
-            finally:
-                os._exit(2)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_where_no_more_can_be_mapped_the_allocator_is_asked(monkeypatch):

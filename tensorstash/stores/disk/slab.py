@@ -62,7 +62,7 @@ class Slab:
         self._space = FreeSpace()
         self._turn = nullcontext() if calls.positioned else threading.Lock()
         try:
-            self._file = open_private_file(directory, calls)
+            self.file = open_private_file(directory, calls)
         except OSError as error:
             why = _REFUSALS.get(error.errno or 0)
             if why is None:
@@ -71,9 +71,9 @@ class Slab:
                 f"disk.directory: {directory!r} {why}; pass one that you may write to: DiskSpill('/path/on/a/disk')"
             ) from error
         try:
-            self.address_unit = calls.enable_direct(self._file.fd) if direct else 0
+            self.address_unit = calls.enable_direct(self.file.fd) if direct else 0
         except OSError as error:
-            self._file.close()
+            self.file.close()
             raise _failed(f"trying direct I/O in {directory!r}", error) from error
 
     @property
@@ -175,11 +175,11 @@ class Slab:
         """Close the file, which is gone with that, but in a forked child, where the parent has it still; idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            self._file.close(remove=os.getpid() == self.pid)
+            self.file.close(remove=os.getpid() == self.pid)
 
     def _write_all(self, parts: list[Array], offset: int) -> None:
         def write(done: int) -> int:
-            return self._calls.write(self._file.fd, _after(parts, done), offset + done)
+            return self._calls.write(self.file.fd, _after(parts, done), offset + done)
 
         nbytes = sum(part.size for part in parts)
         if (done := self._transfer("writing", nbytes, write)) < nbytes:
@@ -187,7 +187,7 @@ class Slab:
 
     def _read_all(self, out: Array, offset: int) -> None:
         def read(done: int) -> int:
-            return self._calls.read(self._file.fd, out[done:], offset + done)
+            return self._calls.read(self.file.fd, out[done:], offset + done)
 
         if (done := self._transfer("reading", out.size, read)) < out.size:
             raise CorruptDataError(f"the slab in {self.directory!r} ends at byte {done} of a record of {out.size}")
@@ -216,7 +216,7 @@ class Slab:
         for size in dict.fromkeys((step, need)):
             try:
                 # Tried only where it fits: a refused reservation holds every free block until it is cut off.
-                if self._calls.available(self._file.fd, self.directory) < size:
+                if self._calls.available(self.file.fd, self.directory) < size:
                     continue
                 self._reserve(size)
             except OSError as error:
@@ -231,17 +231,17 @@ class Slab:
 
     def _reserve(self, size: int) -> None:
         try:
-            self._calls.reserve(self._file.fd, self.size, size)
+            self._calls.reserve(self.file.fd, self.size, size)
         except OSError as error:
             if error.errno not in UNSUPPORTED or not self._calls.preallocate:
                 raise
             self._cut()
             self._calls = replace(self._calls, preallocate=False)
-            self._calls.reserve(self._file.fd, self.size, size)
+            self._calls.reserve(self.file.fd, self.size, size)
 
     def _cut(self) -> None:
         try:
-            self._calls.truncate(self._file.fd, self.size)
+            self._calls.truncate(self.file.fd, self.size)
         except OSError as error:
             raise _failed(f"cutting the slab in {self.directory!r} to {self.size} bytes", error) from error
 

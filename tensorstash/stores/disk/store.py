@@ -103,7 +103,7 @@ class DiskStore:
         self._calls = calls or Syscalls()
         self._closed = False
         self._begin()
-        self._slab: Slab | None = self._opened()
+        self.slab: Slab | None = self._opened()
         renew_after_fork(self)
 
     def after_fork(self) -> None:
@@ -127,28 +127,28 @@ class DiskStore:
         return slab
 
     def _shut(self) -> None:
-        if self._slab is not None:
-            self._slab.close()
-            self._slab = None
+        if self.slab is not None:
+            self.slab.close()
+            self.slab = None
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the budget that slots take, in whole blocks."""
         with self._lock:
-            if self._slab is None:
+            if self.slab is None:
                 return 0
-            self._settle(self._slab)
-            return self._slab.used_bytes
+            self._settle(self.slab)
+            return self.slab.used_bytes
 
     @property
     def file_bytes(self) -> int:
         """Bytes of disk that the store takes, free space inside its file included; never above the budget."""
-        return 0 if self._slab is None else self._slab.size
+        return 0 if self.slab is None else self.slab.size
 
     @property
     def direct(self) -> bool:
         """Whether the page cache is bypassed."""
-        return self._slab is not None and self._slab.direct
+        return self.slab is not None and self.slab.direct
 
     def put(self, data: Array, /) -> Slot:
         """Write ``data`` to disk and return its slot; the array is not kept.
@@ -220,9 +220,9 @@ class DiskStore:
         """Return a record with space, which stays in use, as the file stays open, until :meth:`_end`."""
         with self._lock:
             self._refuse_closed()
-            if self._slab is None:  # this process is a fork
-                self._slab = self._opened()
-            slab = self._slab
+            if self.slab is None:  # this process is a fork
+                self.slab = self._opened()
+            slab = self.slab
             self._settle(slab)
             record = Record(data.size, slab, self._allocate(data.size, slab), turn_of(data, slab.address_unit))
             record.space = space = Space(record, self._drops)

@@ -1,18 +1,18 @@
 """Copies under way when something ends: memory, a process, its parent's device."""
 
 import gc
-import os
-import signal
 import sys
 from contextlib import suppress
 
 import pytest
 import torch
+from inside import session_of
 from torch import Tensor, nn
 
 import tensorstash as ts
 from tests.device.models import Attention, gradients, made
 from tests.device.simulated import Simulated
+from tests.processes import forked
 
 KIB = 2**10
 
@@ -33,14 +33,16 @@ def test_a_child_drops_what_its_parent_has_under_way_and_never_touches_the_devic
     device.link(bandwidth=1e6)
     with stash:
         loss = model(x)
-    child = os.fork()
-    if not child:
-        signal.alarm(60)
-        sys.unraisablehook = lambda raised: os._exit(1)  # by a finalizer that asked for the device
-        del loss, stash
+
+    def child() -> None:
+        nonlocal loss, stash
+        raised: list[object] = []
+        sys.unraisablehook = raised.append  # by a finalizer that asked for the device
+        loss = stash = None
         gc.collect()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+        assert not raised
+
+    assert forked(child) == 0
     device.link()
     loss.backward()
     found = [loss.detach(), *(parameter.grad for parameter in model.parameters())]
@@ -86,7 +88,7 @@ def test_a_device_that_is_full_raises_the_frameworks_own_error(device: Simulated
 
 
 def test_sessions_of_a_process_copy_in_the_same_two_streams() -> None:
-    streams = ts.stash("cpu_offload", framework="torch")._session.backend.streams
-    others = ts.stash("cpu_offload", framework="torch")._session.backend.streams
+    streams = session_of(ts.stash("cpu_offload", framework="torch")).backend.streams
+    others = session_of(ts.stash("cpu_offload", framework="torch")).backend.streams
     assert streams.side_stream("sim:0", "out") is others.side_stream("sim:0", "out")
     assert streams.side_stream("sim:0", "out") != streams.side_stream("sim:0", "back")

@@ -64,7 +64,7 @@ def test_gradients_are_those_without_hooks_and_no_byte_is_left(name: str, device
             got = gradients(model, x, lambda stash=stash: stash, steps=2)
         assert got == expected, f"seed {seed}: {chosen!r}"
         assert stash.stats().stashed.tensors
-        settle(stash._session)  # a thread that is at a tensor holds it
+        settle(stash)  # a thread that is at a tensor holds it
         del stash
         torch.accelerator.synchronize("sim:0")
         assert (device.live(), device.pinned()) == (before, pinned), f"seed {seed}: bytes are left"
