@@ -42,63 +42,45 @@ class _Row:
 
 _BUILT_IN = {
     "policies": {
-        "keep": "policies.placement:Keep",
-        "cpu_offload": "policies.placement:CpuOffload",
-        "disk_spill": "policies.placement:DiskSpill",
-        "store_in": "policies.placement:StoreIn",
-        "encode": "policies.encoding:Encode",
-        "compress": "policies.encoding:Compress",
-        "quantize": "policies.encoding:Quantize",
-        "cast": "policies.encoding:Cast",
-        "pack_masks": "policies.encoding:PackMasks",
-        "recompute": "policies.recompute:Recompute",
-        "chain": "policies.policy:Chain",
-        "checkpoint": "policies.checkpoint:Checkpoint",
-        "route": "policies.route:Route",
+        "policies.placement": "keep=Keep cpu_offload=CpuOffload disk_spill=DiskSpill store_in=StoreIn",
+        "policies.encoding": "encode=Encode compress=Compress quantize=Quantize cast=Cast pack_masks=PackMasks",
+        "policies.recompute": "recompute=Recompute",
+        "policies.policy": "chain=Chain",
+        "policies.checkpoint": "checkpoint=Checkpoint",
+        "policies.route": "route=Route",
     },
     "selectors": {
-        "min_bytes": "policies.selectors:MinBytes",
-        "max_bytes": "policies.selectors:MaxBytes",
-        "dtypes": "policies.selectors:Dtypes",
-        "devices": "policies.selectors:Devices",
-        "module_names": "policies.selectors:ModuleNames",
-        "parameters": "policies.selectors:Parameters",
-        "all": "policies.selectors:All",
-        "any": "policies.selectors:Any",
-        "not": "policies.selectors:Not",
+        "policies.selectors": "min_bytes=MinBytes max_bytes=MaxBytes dtypes=Dtypes devices=Devices "
+        "module_names=ModuleNames all=All any=Any not=Not",
     },
     "codecs": {
-        "shuffle": "codecs.shuffle:Shuffle",
-        "zstd": "codecs.zstd:Zstd",
-        "pack_bits": "codecs.pack_bits:PackBits",
-        "affine": "codecs.affine:Affine",
-        "astype": "codecs.astype:AsType",
-        "two_valued": "codecs.two_valued:TwoValued",
-        "sparse": "codecs.sparse:Sparse",
-        "lossless": "codecs.lossless:Lossless",
+        "codecs.shuffle": "shuffle=Shuffle",
+        "codecs.zstd": "zstd=Zstd",
+        "codecs.pack_bits": "pack_bits=PackBits",
+        "codecs.affine": "affine=Affine",
+        "codecs.astype": "astype=AsType",
+        "codecs.two_valued": "two_valued=TwoValued",
+        "codecs.sparse": "sparse=Sparse",
+        "codecs.lossless": "lossless=Lossless",
     },
-    "stores": {
-        "memory": "stores.memory:Memory",
-        "disk": "stores.disk.store:Disk",
-        "tiered": "stores.tiered:Tiered",
-    },
+    "stores": {"stores.memory": "memory=Memory", "stores.disk.store": "disk=Disk", "stores.tiered": "tiered=Tiered"},
     "backends": {
-        "torch": "backends.torch.backend:TorchBackend",
-        "paddle": "backends.paddle.backend:PaddleBackend",
-        "reference": "backends.reference.backend:ReferenceBackend",
+        "backends.torch.backend": "torch=TorchBackend",
+        "backends.paddle.backend": "paddle=PaddleBackend",
+        "backends.reference.backend": "reference=ReferenceBackend",
     },
     "recipes": {},
 }
-_INSTALL_HINTS = {
-    ("backends", "torch"): "pip install tensorstash[torch]",
-    ("backends", "paddle"): "pip install tensorstash[paddle]",
-}
+"""By group and module, names and their classes."""
+
+_INSTALL_HINTS = {name: f"pip install tensorstash[{name}]" for name in ("torch", "paddle")}
 _TABLE = {
     group: {
-        name: _Row(f"tensorstash.{target}", "tensorstash", _INSTALL_HINTS.get((group, name), ""))
-        for name, target in rows.items()
+        name: _Row(f"tensorstash.{module}:{kind}", "tensorstash", _INSTALL_HINTS.get(name, ""))
+        for module, pairs in modules.items()
+        for name, kind in (pair.split("=") for pair in pairs.split())
     }
-    for group, rows in _BUILT_IN.items()
+    for group, modules in _BUILT_IN.items()
 }
 _LOCK = RLock()
 

@@ -67,7 +67,6 @@ class TensorSpec:
             others lie before it.
         dtype: a name of :data:`DTYPES`.
         device: the framework's name of the place, such as ``"cpu"`` or ``"cuda:0"``.
-        is_parameter: whether the tensor is a parameter or a view of one.
         alignment: address of the first element modulo :data:`ALIGNMENT`, in bytes.
         conj: whether the elements are to be read conjugated (a lazy flag of PyTorch).
         neg: whether the elements are to be read negated (a lazy flag of PyTorch).
@@ -87,7 +86,6 @@ class TensorSpec:
     offset: int
     dtype: str
     device: str
-    is_parameter: bool = False
     alignment: int = 0
     conj: bool = False
     neg: bool = False
@@ -113,7 +111,7 @@ class TensorSpec:
         object.__setattr__(self, "numel", numel)
         object.__setattr__(self, "order", memory_order(self.shape, self.strides))
         object.__setattr__(self, "nbytes", numel * itemsize)
-        kind = self.dtype, self.device, self.is_parameter, self.alignment, self.conj, self.neg
+        kind = self.dtype, self.device, self.alignment, self.conj, self.neg
         object.__setattr__(self, "_hash", hash((self.shape, self.strides, self.offset, *kind, self.module)))
         object.__setattr__(self, "_dense", None)  # worked out when it is first asked for, and then known
 
@@ -143,8 +141,8 @@ class TensorSpec:
         """
         dense = self._dense
         if dense is None:
-            shape, kind = self.order.shape, (self.dtype, self.device, self.is_parameter)
-            dense = TensorSpec(shape, contiguous_strides(shape), 0, *kind, module=self.module)
+            shape = self.order.shape
+            dense = TensorSpec(shape, contiguous_strides(shape), 0, self.dtype, self.device, module=self.module)
             object.__setattr__(self, "_dense", dense)
         return dense
 

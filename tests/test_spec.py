@@ -65,8 +65,8 @@ def test_contiguous_strides_are_those_of_a_dense_tensor(shape):
 
 
 def test_what_codecs_see_of_a_tensor_is_dense_and_keeps_what_selectors_look_at():
-    spec = TensorSpec((3, 4, 5), (1, 0, 3), 8, "float32", "cuda:0", True, 16, True, True, "layers.1")
-    dense = TensorSpec((5, 3), (3, 1), 0, "float32", "cuda:0", True, module="layers.1")
+    spec = TensorSpec((3, 4, 5), (1, 0, 3), 8, "float32", "cuda:0", 16, True, True, "layers.1")
+    dense = TensorSpec((5, 3), (3, 1), 0, "float32", "cuda:0", module="layers.1")
     assert spec.dense() == dense
 
 

@@ -1,13 +1,12 @@
 """Peak memory and duration of the steps of this process."""
 
+import ctypes
 import gc
 import os
 import sys
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, Self
-
-from tensorstash.host.allocator import release_free
 
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
@@ -29,6 +28,16 @@ def peak_bytes() -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def release_free() -> None:
+    """Give free memory back to the system, where the allocator (glibc's, tcmalloc or mimalloc) can be asked to."""
+    if sys.platform != "linux":
+        return
+    loaded = ctypes.CDLL(None)
+    for name, arguments in {"malloc_trim": (0,), "MallocExtension_ReleaseFreeMemory": (), "mi_collect": (1,)}.items():
+        if hasattr(loaded, name):
+            getattr(loaded, name)(*arguments)
 
 
 class Meter:

@@ -1,7 +1,6 @@
 """Find causes that keep tensorstash from saving memory on this machine, and name the cures."""
 
 import argparse
-import ctypes
 import json
 import os
 import platform
@@ -28,7 +27,6 @@ from tensorstash.stores.disk.store import Disk
 
 _MARKS = {"good": "ok  ", "note": "note", "bad": "BAD "}
 _RECORD_BYTES = 16 << 20
-_BLOCK_BYTES = 4 << 20
 _SLOW_BYTES_PER_S = 5e8
 
 
@@ -82,47 +80,20 @@ def extension() -> Iterator[Finding]:
 
 
 def allocator() -> Iterator[Finding]:
-    """Name the C allocator, and measure the share of freed memory that stays with the process."""
+    """Name the C allocator, and say whether freed activations leave the process."""
     name = preloaded_allocator() or platform.libc_ver()[0] or platform.system()
-    hidden = hidden_share()
-    text = name if hidden is None else f"{name}; of blocks of {format_bytes(_BLOCK_BYTES)} freed, {hidden:.0%} stay"
-    if returns_memory() or (hidden is not None and hidden < 0.1):
-        yield Finding("allocator", "good", text)
+    if returns_memory():
+        yield Finding("allocator", "good", name)
     elif os.environ.get(CHOICE) == "leave":
-        text += ", and policies leave it so: savings of CPU tensors hardly show in the size of the process"
+        text = f"{name}, and policies leave it so: savings of CPU tensors hardly show in the size of the process"
         yield Finding("allocator", "note", text, f"unset {CHOICE}")
     else:
         yield Finding(
             "allocator",
             "note",
-            f"{text}: the first policy that frees CPU tensors will change that, which costs page faults",
+            f"{name}: the first policy that frees CPU tensors will change its settings, which costs page faults",
             "start programs with `python -m tensorstash SCRIPT`, after `pip install 'tensorstash[mimalloc]'`",
         )
-
-
-def hidden_share() -> float | None:
-    """Return how much of freed memory stays with this process, as a fraction, or None where that cannot be seen."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype = ctypes.c_void_p
-    libc.malloc.argtypes = [ctypes.c_size_t]
-    libc.free.argtypes = [ctypes.c_void_p]
-    libc.free(libc.malloc(4 * _BLOCK_BYTES))  # glibc raises its threshold when a mapped block is freed
-    blocks = [libc.malloc(_BLOCK_BYTES) for _ in range(16)]
-    for block in blocks:
-        ctypes.memset(block, 1, _BLOCK_BYTES)
-    full = _resident_bytes()
-    for block in blocks[:-1]:
-        libc.free(block)
-    freed = full - _resident_bytes()
-    libc.free(blocks[-1])
-    return min(1.0, max(0.0, 1 - freed / (15 * _BLOCK_BYTES)))
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def cores() -> Iterator[Finding]:

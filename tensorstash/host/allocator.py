@@ -89,24 +89,6 @@ def set_for_policies() -> None:
         )
 
 
-def release_free() -> None:
-    """Give memory that is free back to the system, where the allocator (glibc's, tcmalloc or mimalloc) can be asked to.
-
-    Between blocks that stay, free memory is resident until others need it.
-
-    >>> release_free()
-    """
-    if sys.platform != "linux":
-        return
-    loaded = ctypes.CDLL(None)
-    if hasattr(loaded, "malloc_trim"):
-        loaded.malloc_trim(0)
-    if hasattr(loaded, "MallocExtension_ReleaseFreeMemory"):
-        loaded.MallocExtension_ReleaseFreeMemory()
-    if hasattr(loaded, "mi_collect"):
-        loaded.mi_collect(True)
-
-
 def keep_idle(nbytes: int | str) -> None:
     """Set how much freed host memory the package keeps for its own next buffers, in the whole process; thread-safe.
 

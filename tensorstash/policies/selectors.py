@@ -157,16 +157,6 @@ class ModuleNames(Predicate):
 
 
 @dataclass(frozen=True)
-class Parameters(Predicate):
-    """Tensors that are parameters or views of them."""
-
-    name: ClassVar[str] = "parameters"
-
-    def accepts(self, spec: TensorSpec, /) -> bool:
-        return spec.is_parameter
-
-
-@dataclass(frozen=True)
 class _Combined(Predicate):
     of: tuple[Selector, ...]
 

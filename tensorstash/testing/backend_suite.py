@@ -1,17 +1,9 @@
 """The contract of a backend, as one class of tests."""
 
-from tensorstash.testing.contract.budgets import Bounded
-from tensorstash.testing.contract.cleanup import NothingLeftBehind
-from tensorstash.testing.contract.dedup import OneCopy
-from tensorstash.testing.contract.effects import SaysWhenNothing
-from tensorstash.testing.contract.failures import NothingLostQuietly
-from tensorstash.testing.contract.in_place import InPlaceSafety
-from tensorstash.testing.contract.kept import NeverStashed
-from tensorstash.testing.contract.ownership import Ownership
-from tensorstash.testing.contract.refusals import FailClosed
-from tensorstash.testing.contract.tensors import SameTensor
-from tensorstash.testing.contract.training import SameTraining
-from tensorstash.testing.contract.unpacking import AnyOrderAnyNumber
+from tensorstash.testing.contract.endings import FailClosed, NothingLeftBehind, NothingLostQuietly, SaysWhenNothing
+from tensorstash.testing.contract.graph import InPlaceSafety, Ownership
+from tensorstash.testing.contract.memory import Bounded, NeverStashed, OneCopy
+from tensorstash.testing.contract.results import AnyOrderAnyNumber, SameTensor, SameTraining
 
 
 class BackendSuite(

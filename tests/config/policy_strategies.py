@@ -24,7 +24,7 @@ from tensorstash.policies import (
     Rule,
     StoreIn,
 )
-from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MaxBytes, MinBytes, ModuleNames, Not, Parameters
+from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MaxBytes, MinBytes, ModuleNames, Not
 from tensorstash.spec import DTYPES, TensorSpec
 from tensorstash.stores.disk.store import Disk
 from tensorstash.stores.memory import Memory
@@ -42,7 +42,6 @@ simple_selectors = st.one_of(
     st.builds(Dtypes, st.lists(st.sampled_from(sorted(DTYPES)), min_size=1, max_size=3).map(tuple)),
     st.builds(Devices, text_or_texts),
     st.builds(ModuleNames, text_or_texts),
-    st.just(Parameters()),
 )
 selectors = st.recursive(
     simple_selectors,
@@ -121,6 +120,5 @@ def specs(draw):
         8 * draw(st.integers(0, 3)),
         draw(st.sampled_from(sorted(DTYPES))),
         draw(st.sampled_from(["cpu", "cuda:0", "gpu:1", "sim:0"])),
-        is_parameter=draw(st.booleans()),
         module=draw(st.sampled_from(["", "a", "a.b", "layers.0.mlp"])),
     )

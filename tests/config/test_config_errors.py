@@ -13,7 +13,7 @@ from tensorstash.policies import Keep, Policy, append
 from tensorstash.protocols import Codec
 
 
-def rule(when="parameters", use="keep"):
+def rule(when="min_bytes:size=1", use="keep"):
     return {"name": "route", "rules": [{"when": when, "use": use}]}
 
 
@@ -34,13 +34,13 @@ def rule(when="parameters", use="keep"):
         ({"name": "disk", "direct": 1}, "policy.direct: got 1, expected true or false"),
         ({"name": "route"}, "policy.rules: missing; expected a list of: a table with when, use"),
         ({"name": "route", "rules": ["keep"]}, "policy.rules[0]: got 'keep', expected a table with when, use"),
-        ({"name": "route", "rules": [{"when": "parameters"}]}, "policy.rules[0].use: missing; expected a policy"),
+        ({"name": "route", "rules": [{"when": "min_bytes:size=1"}]}, "policy.rules[0].use: missing; expected a policy"),
         ({"name": "chain", "steps": [{"name": "keep"}, {"name": "quantize", "bitz": 4}]}, "policy.steps[1].bitz: unkn"),
         (rule(when="min_byte"), "policy.rules[0].when: unknown selector 'min_byte'; did you mean 'min_bytes'?"),
-        (rule(when="min_bytes:size=1 | parameters"), "policy.rules[0].when: got 2 steps in"),
+        (rule(when="min_bytes:size=1 | max_bytes:size=9"), "policy.rules[0].when: got 2 steps in"),
         (rule(when={"name": "min_bytes", "size": "x"}), "policy.rules[0].when: min_bytes.size: got 'x'"),
         (rule(when={"name": "dtypes", "names": "flaot32"}), "policy.rules[0].when: dtypes.names: unknown dtype"),
-        (rule(when={"name": "all", "of": ["parameters", {"name": "no"}]}), "policy.rules[0].when.of[1]: unknown"),
+        (rule(when={"name": "all", "of": ["min_bytes:size=1", {"name": "no"}]}), "policy.rules[0].when.of[1]: unknown"),
         (rule(use="keep | quantize:bitz=4"), "policy.rules[0].use.steps[1].bitz: unknown key; did you mean 'bits'?"),
         ({"name": "encode", "codec": "disk"}, "policy.codec: unknown codec 'disk'; Known: "),
         ({"name": "encode", "codec": {"name": "zstd", "levle": 1}}, "policy.codec.levle: unknown key; did you mean 'l"),

@@ -9,7 +9,7 @@ from policy_strategies import selectors, specs
 
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.errors import ConfigError
-from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MaxBytes, MinBytes, ModuleNames, Not, Parameters
+from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MaxBytes, MinBytes, ModuleNames, Not
 from tensorstash.spec import TensorSpec
 
 
@@ -101,7 +101,7 @@ def test_foreign_selectors_combine():
         (lambda: ModuleNames(("a", "")), r"module_names.patterns: got \('a', ''\)"),
         (lambda: All(MinBytes(1)), r"all.of: got MinBytes\(size=1\), expected a tuple of selectors"),
         (lambda: Any((MinBytes(1), 3)), r"any.of\[1\]: got 3, expected a selector"),
-        (lambda: Not(Parameters), r"not.selector: got the class Parameters, expected an instance"),
+        (lambda: Not(MinBytes), r"not.selector: got the class MinBytes, expected an instance"),
         (lambda: Not(Zstd()), r"not.selector: got Zstd\(level=1\), expected a selector"),
         (lambda: MinBytes(1) & 3, r"all.of\[1\]: got 3, expected a selector"),
     ],

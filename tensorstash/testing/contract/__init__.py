@@ -1,1 +1,1 @@
-"""The contract: a file and a class of checks for each of its lines, on every device of a lab."""
+"""The contract: a class of checks for each of its lines, on every device of a lab."""
