@@ -3,7 +3,7 @@
 import random
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from types import CodeType, FrameType
@@ -12,16 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from tensorstash.abilities.checkpoints import ALREADY, Region
-
-_HOOKS = {"_forward_pre_hooks", "_forward_hooks"}
+from tensorstash.backends.isolation import WEIGHTS, NoCopy, buffers_of, isolated, unwritten
 
 _CONSTANTS = (bool, int, float, complex, str, bytes, slice, range)
-
-_WEIGHTS = {"parameter", "view of a parameter"}
-"""Reasons to keep a tensor whose bits nobody compares: sharding may take its memory away at any time."""
-
-Place = tuple[dict[str, Any], str]
-"""A dictionary of a module, and the name of a buffer in it."""
 
 
 class Repeats(ABC):
@@ -34,8 +27,8 @@ class Repeats(ABC):
     """Types of arguments that nobody changes, beside those of Python."""
     bringers: ClassVar[tuple[str, ...]]
     """Python modules whose hooks run in a proof: they bring weights. Those of others may count or collect."""
-    notes: ClassVar[frozenset[str]] = frozenset()
-    """Attributes in which the framework notes the first call of a module."""
+    notes: ClassVar[frozenset[str]]
+    """Attributes of every module, in which the framework notes what it needs."""
     sets_back_host: ClassVar[bool]
     """Whether the framework sets Python's and NumPy's random numbers back, too."""
     rebuilds_outputs: ClassVar[bool]
@@ -62,6 +55,14 @@ class Repeats(ABC):
     @abstractmethod
     def copied(self, tensor: Any) -> Any:
         """Return a copy that is no leaf and requires grad as the tensor does."""
+
+    @abstractmethod
+    def copied_generator(self, generator: Any) -> Any:
+        """Return a generator that draws the same numbers."""
+
+    @abstractmethod
+    def generator_state(self, generator: Any) -> Hashable:
+        """Return a key of the numbers that a generator will draw."""
 
     @abstractmethod
     def same_numbers(self, tensors: list[Any]) -> AbstractContextManager[None]:
@@ -101,6 +102,8 @@ def call_again(
     elif region.refusal is None:
         try:
             proof = _proof(backend, module, call, tensors, build)
+        except NoCopy as error:
+            proof = str(error), (), 0
         except Exception:  # the call itself raises it, and draws the numbers that it would have drawn
             return call(*args, **kwargs)
         region.judged(*proof)
@@ -112,8 +115,8 @@ def call_again(
     def again(*tensors: Any) -> Any:
         args, kwargs = build(tensors)
         written = region.written if is_again else ()
-        places = _buffers(backend, module) if written else {}
-        with _unwritten([places[name] for name in written]):
+        places = buffers_of(backend, module) if written else {}
+        with unwritten(places[name] for name in written):
             return call(*args, **kwargs)
 
     if not region.is_measured:
@@ -152,27 +155,21 @@ def _proof(
 ) -> tuple[str, tuple[str, ...], int]:
     """Return why a module cannot be called again, empty if it can, the buffers that a call writes, and the saved bytes.
 
-    It runs twice on copies, from the same random numbers, and both runs have to save the same bits. Its attributes and
-    buffers are put back.
+    It runs twice on copies of its arguments and of its state, from the same random numbers, and both runs have to save
+    the same bits.
     """
-    places = _buffers(backend, module)
-
-    def digests() -> dict[str, Hashable]:
-        return {name: backend.repeats.digest(space[key]) for name, (space, key) in places.items()}
-
-    before = digests()
     held = [weight for _, part in backend.named_modules(module) for weight in part._parameters.values()]
     weights = [weight for weight in held if weight is not None]
     versions = [backend.version(weight) for weight in weights]
     drawn: list[str] = []
     runs = []
-    with _unwritten(places.values()), _quiet(backend, module) as changed:
-        own = {_address(backend, space[key]) for space, key in places.values()}
+    with isolated(backend, module) as changes:
+        own = {_address(backend, space[key]) for space, key in buffers_of(backend, module).values()}
         for _ in range(2):
             with _same_numbers(backend.repeats, tensors) as numbers:
                 runs.append(_run(backend, call, tensors, build, own))
             drawn += numbers
-        written = tuple(name for name, digest in digests().items() if digest != before[name])
+        changed, written = changes()
     first, second = runs
     refusal = first.refusal or (f"keeps a value of its own in {changed[0]}" if changed else "")
     refusal = refusal or (f"draws numbers from {drawn[0]}, which is not set back" if drawn else "")
@@ -250,7 +247,7 @@ def _parts(value: Any) -> list[Any]:
 def _key(backend: Any, tensor: Any, own: set[int]) -> Hashable:
     """Return a text for a weight or a buffer, a tuple with the digest of its bits for every other tensor."""
     kind: str = backend.describe(tensor)
-    if backend.keep_reason(tensor) in _WEIGHTS or _address(backend, tensor) in own:
+    if backend.keep_reason(tensor) in WEIGHTS or _address(backend, tensor) in own:
         return kind
     return kind, backend.repeats.digest(tensor)
 
@@ -258,72 +255,6 @@ def _key(backend: Any, tensor: Any, own: set[int]) -> Hashable:
 def _address(backend: Any, tensor: Any) -> int:
     """Return a key that tells a live tensor from others, also where hooks get it."""
     return id(tensor) if backend.keep_reason(tensor) else int(tensor.data_ptr())
-
-
-def _buffers(backend: Any, module: Any) -> dict[str, Place]:
-    """Return the places of the tensors of a module that its calls may write, by their names."""
-    return {
-        f"{name}.{key}".lstrip("."): (space, key)
-        for name, part in backend.named_modules(module)
-        for space in (part._buffers, part._parameters)
-        for key, value in space.items()
-        if backend.repeats.is_buffer(value)
-    }
-
-
-@contextmanager
-def _unwritten(places: Iterable[Place]) -> Iterator[None]:
-    """Leave buffers as they are, whatever a call writes: into copies, since backward would refuse a new version."""
-    held = [(space, key, space[key]) for space, key in places]
-    copies = {id(buffer): buffer.detach().clone() for _, _, buffer in held}
-    try:
-        for space, key, buffer in held:
-            space[key] = copies[id(buffer)]
-        yield
-    finally:
-        for space, key, buffer in held:
-            space[key] = buffer
-
-
-@contextmanager
-def _quiet(backend: Any, module: Any) -> Iterator[list[str]]:
-    """Take the hooks of others off the modules inside, put their attributes back, and tell which were changed."""
-    framework = backend.repeats
-    changed: list[str] = []
-    parts = backend.named_modules(module)
-    spaces = [(name, space) for name, part in parts for space in (vars(part), part._buffers)]
-    held = [dict(space) for _, space in spaces]
-    drawers: list[Any] = [one for space in held for one in space.values() if isinstance(one, framework.generator)]
-    states = [one.get_state() for one in drawers]
-    for _, space in spaces:
-        for kind in _HOOKS & space.keys():
-            if foreign := [key for key, hook in space[kind].items() if not _brings_weights(framework, hook)]:
-                space[kind] = type(space[kind])(item for item in space[kind].items() if item[0] not in foreign)
-    try:
-        yield changed
-    finally:
-        for (name, space), before in zip(spaces, held, strict=True):
-            space.update({kind: before[kind] for kind in _HOOKS & before.keys()})
-            new = [key for key in space if space[key] is not before.get(key) and key not in framework.notes]
-            for key in [key for key in new if _is_value(backend, space[key])]:
-                changed.append(f"{name}.{key}".lstrip("."))
-                if key in before:
-                    space[key] = before[key]
-                else:
-                    del space[key]
-        for drawer, state in zip(drawers, states, strict=True):
-            drawer.set_state(state)
-
-
-def _is_value(backend: Any, value: object) -> bool:
-    if isinstance(value, backend.repeats.tensor):
-        return backend.keep_reason(value) not in _WEIGHTS
-    return isinstance(value, (int, float, complex, tuple, list, dict, backend.repeats.generator))
-
-
-def _brings_weights(framework: Repeats, hook: Any) -> bool:
-    function = getattr(hook, "func", hook)
-    return str(getattr(function, "__module__", "")).startswith(framework.bringers)
 
 
 @contextmanager

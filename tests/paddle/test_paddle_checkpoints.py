@@ -8,6 +8,7 @@ import numpy as np
 import paddle
 import pytest
 from paddle import nn
+from paddle.base.core import Generator
 from paddle.distributed.fleet.utils import recompute
 from paddle_cases import bits
 from test_paddle_architectures import gpt, resnet
@@ -163,6 +164,72 @@ def test_a_block_that_cannot_be_repeated_is_left_to_the_rest_and_named(x, call, 
         assert trained(model, square(x), 3) == plain
     (treatment,) = handle.stats().blocks
     assert why in treatment
+
+
+class Keeps(Does):
+    """A block with state that its calls change in place, and whose output depends on it."""
+
+    def __init__(self, state, act):
+        super().__init__(act)
+        self.state = self.first = state()
+
+
+def counts(block, x):
+    block.state["calls"] = block.state.get("calls", 0) + 1
+    return x * (1 + 0.1 * block.state["calls"])
+
+
+def lists(block, x):
+    block.state.append(x.detach().mean())
+    return x + sum(block.state) * 0.1
+
+
+def accumulates(block, x):
+    block.state["sum"].add_(x.detach().mean(0))
+    return x * block.state["sum"].clone()
+
+
+def writes_an_array(block, x):
+    block.state[0] += 1
+    return x * float(block.state.sum())
+
+
+@pytest.mark.parametrize(
+    ("state", "act"),
+    [
+        (dict, counts),
+        (list, lists),
+        (lambda: {"sum": paddle.zeros([16])}, accumulates),
+        (lambda: np.zeros(3), writes_an_array),
+        (lambda: [random.Random(5)], lambda block, x: x * block.state[0].random()),
+        (lambda: np.random.default_rng(5), lambda block, x: x * float(block.state.random())),
+        (Generator, lambda block, x: x * (1 + block.state.random() % 7)),
+    ],
+)
+def test_the_state_of_a_block_advances_by_its_own_calls_alone(x, state, act):
+    def made():
+        model = network(partial(Keeps, state, act))
+        for block in model.blocks if state is Generator else ():
+            block.state.manual_seed(5)
+        return model
+
+    plain = trained(made(), square(x))
+    handle = ts.wrap(model := made(), "checkpoint | compress", min_bytes=0)
+    with pytest.warns(ts.TensorStashWarning, match="not repeated, since each keeps a value of its own in state"):
+        assert trained(model, square(x)) == plain
+    assert not handle.stats().blocks.get(CHECKPOINTED)
+    assert all(block.state is block.first for block in model.blocks)
+
+
+def test_hooks_of_others_see_each_call_as_without_but_for_the_second_one_of_backward(x):
+    model, calls = network(), []
+    model.blocks[1].up.register_forward_pre_hook(lambda layer, args: calls.append("pre"))
+    model.blocks[1].up.register_forward_post_hook(lambda layer, args, output: calls.append("post"))
+    ts.wrap(model, "checkpoint", min_bytes=0)
+    loss = square(x)(model)
+    assert calls == ["pre", "post"]
+    loss.backward()
+    assert calls == ["pre", "post"] * 2
 
 
 class Writes(Block):

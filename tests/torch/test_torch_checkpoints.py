@@ -3,6 +3,7 @@
 import copy
 import pickle
 import random
+from collections import deque
 from contextlib import nullcontext
 from functools import partial
 
@@ -251,7 +252,7 @@ class Codebook(Block):
         (lambda: network(partial(Odd, numpy_numbers)), "draws numbers from NumPy's random"),
         (lambda: network(partial(Odd, state)), "keeps a value of its own in calls"),
         (lambda: network(partial(Odd, a_sum_of_its_own)), "keeps a value of its own in total"),
-        (lambda: network(partial(Odd, a_generator)), "saves other values"),
+        (lambda: network(partial(Odd, a_generator)), "keeps a value of its own in generator"),
         (lambda: network(Codebook), "saves other values"),
         (lambda: network(Penalty), "computes gradients of its own"),
         (lambda: network(Clamps), "writes its weights in place"),
@@ -275,6 +276,146 @@ def test_a_block_that_cannot_be_repeated_is_left_to_the_rest_and_named(x, make, 
     assert any(why in treatment for treatment in stats.blocks)
     assert why in stats.advice
     assert stats.stashed.tensors > 3
+
+
+class Keeps(Odd):
+    """A block with state that its calls change in place, and whose output depends on it."""
+
+    def __init__(self, state, act):
+        super().__init__(act)
+        self.state = self.up.state = state()
+        self.first = self.state
+
+
+def counts(block, x):
+    block.state["seen"]["calls"] = block.state["seen"].get("calls", 0) + 1
+    return x * (1 + 0.1 * block.state["seen"]["calls"])
+
+
+def lists(block, x):
+    block.up.state.append(x.detach().mean())
+    return x + sum(block.state) * 0.1
+
+
+def adds(block, x):
+    block.state.add(len(block.state))
+    return x * (1 + 0.1 * len(block.state))
+
+
+def accumulates(block, x):
+    block.state += x.detach().mean(0)
+    return x * block.state.clone()
+
+
+def writes_an_array(block, x):
+    block.state[0] += 1
+    return x * float(block.state.sum())
+
+
+def a_tensor_beside_its_array(block, x):
+    block.state[0][0] += 1
+    return x * block.state[1].clone().float()
+
+
+def draws_a_tensor(block, x):
+    return x * torch.rand(x.shape, generator=block.state[0][1])
+
+
+def counts_around(block, x):
+    block.state[0] += 1
+    return x * block.state[0]
+
+
+def itself():
+    state = [0]
+    state.append(state)
+    return state
+
+
+def with_an_alias():
+    array = np.ones(1)
+    return array, torch.from_numpy(array)
+
+
+@pytest.mark.parametrize(
+    ("state", "act"),
+    [
+        (lambda: {"seen": {}}, counts),
+        (list, lists),
+        (partial(deque, maxlen=2), lists),
+        (set, adds),
+        (itself, counts_around),
+        (lambda: torch.zeros(16), accumulates),
+        (lambda: np.zeros(3), writes_an_array),
+        (with_an_alias, a_tensor_beside_its_array),
+        (lambda: random.Random(5), lambda block, x: x * block.state.random()),
+        (lambda: {"a": random.Random(5)}, lambda block, x: x * block.state["a"].random()),
+        (lambda: [np.random.default_rng(5)], lambda block, x: x * float(block.state[0].random())),
+        (lambda: np.random.RandomState(5), lambda block, x: x * float(block.state.rand())),
+        (lambda: [("a", torch.Generator().manual_seed(5))], draws_a_tensor),
+    ],
+)
+def test_the_state_of_a_block_advances_by_its_own_calls_alone(x, state, act, same_bits):
+    plain, model = (network(partial(Keeps, state, act)) for _ in range(2))
+    expected = trained(plain, square(x))
+    handle = ts.wrap(model, "checkpoint | compress", min_bytes=0)
+    with pytest.warns(ts.TensorStashWarning, match="not repeated, since each keeps a value of its own in state"):
+        assert same_bits(trained(model, square(x)), expected)
+    assert not handle.stats().blocks.get(CHECKPOINTED)
+    assert all(block.state is block.first is block.up.state for block in model)
+
+
+class Logs(Block):
+    def __init__(self, path):
+        super().__init__()
+        self.log = {"to": path.open("a")}
+
+    def forward(self, x):
+        self.log["to"].write("called\n")
+        return super().forward(x)
+
+
+def test_a_block_whose_state_cannot_be_copied_is_called_once(x, tmp_path, same_bits):
+    plain, model = (network(partial(Logs, tmp_path / name)) for name in ("plain", "wrapped"))
+    expected = trained(plain, square(x), 2)
+    handle = ts.wrap(model, "checkpoint | compress", min_bytes=0)
+    with pytest.warns(ts.TensorStashWarning, match="not repeated, since each holds a TextIOWrapper in log"):
+        assert same_bits(trained(model, square(x), 2), expected)
+    assert not handle.stats().blocks.get(CHECKPOINTED)
+    for block in (*plain, *model):
+        block.log["to"].close()
+    assert (tmp_path / "plain").read_text() == (tmp_path / "wrapped").read_text()
+
+
+class Refers(Block):
+    """A block that refers to what is not its own, and to a tensor that somebody else made with a graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.others, self.weights, self.scale = [], [self.up.weight], torch.ones(1)
+        self.lookup = {"by name": (self.up, torch.arange(16)), "empty": np.zeros(())}
+
+    def forward(self, x):
+        return super().forward(x * self.scale + self.weights[0].mean() + self.lookup["by name"][1])
+
+
+def test_a_block_that_reads_what_it_refers_to_is_checkpointed(x, same_bits):
+    def referring():
+        model = network(Refers)
+        for block in model:
+            block.others += [model, block]
+        return model
+
+    def loss_of(model):
+        for block in model:
+            block.scale = model[0].up.bias[:1] * 2
+        return square(x)(model)
+
+    plain, model = referring(), referring()
+    expected = trained(plain, loss_of)
+    handle = ts.wrap(model, "checkpoint | compress", min_bytes=0)
+    assert same_bits(trained(model, loss_of), expected)
+    assert set(handle.stats().blocks) == {CHECKPOINTED}
 
 
 class Fails(Block):

@@ -35,7 +35,7 @@ class PaddleRepeats(Repeats):
     generator = Generator
     constants = (paddle.dtype,)
     bringers = ("paddle.",)
-    notes = frozenset({"_built"})
+    notes = frozenset(vars(paddle.nn.Layer())) - {"training"}
     sets_back_host = True
     rebuilds_outputs = True
     source = _recompute.__code__.co_filename
@@ -80,6 +80,14 @@ class PaddleRepeats(Repeats):
         alias = tensor.detach()
         alias.stop_gradient = tensor.stop_gradient
         return alias.clone()
+
+    def copied_generator(self, generator: Any) -> Any:
+        twin = Generator()
+        twin.set_state(generator.get_state())
+        return twin
+
+    def generator_state(self, generator: Any) -> Hashable:
+        return str(generator.get_state())
 
     @contextmanager
     def same_numbers(self, tensors: list[Any]) -> Iterator[None]:

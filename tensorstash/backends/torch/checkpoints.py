@@ -11,11 +11,11 @@ from torch import Tensor
 from torch._C import _current_graph_task_id
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-from torch.nn import Buffer
+from torch.nn import Buffer, Module
 from torch.utils import checkpoint as theirs
 from xxhash import xxh3_64_intdigest
 
-from tensorstash.backends import repeat
+from tensorstash.backends import isolation, repeat
 from tensorstash.backends.repeat import Repeats
 from tensorstash.backends.torch.hooks import opaque
 from tensorstash.backends.torch.recipes.digests import device_digest
@@ -35,6 +35,7 @@ class TorchRepeats(Repeats):
     generator = torch.Generator
     constants = (torch.dtype, torch.device, torch.layout)
     bringers = ("torch.", "accelerate.")
+    notes = frozenset(vars(Module())) - {"training"}
     sets_back_host = False
     rebuilds_outputs = False
     source = theirs.__file__
@@ -60,6 +61,12 @@ class TorchRepeats(Repeats):
     def copied(self, tensor: Any) -> Any:
         return tensor.detach().requires_grad_(tensor.requires_grad).clone()
 
+    def copied_generator(self, generator: Any) -> Any:
+        return generator.clone_state()
+
+    def generator_state(self, generator: Any) -> Hashable:
+        return self.digest(generator.get_state())
+
     def same_numbers(self, tensors: list[Any]) -> AbstractContextManager[None]:
         devices = _accelerators(tensors)
         kind = next(iter(devices)).type if devices else "cuda"
@@ -81,8 +88,8 @@ def _keep_from_compiler(code: CodeType) -> None:
 _AROUND = (repeat.call_again, repeat._proof, repeat._run, TorchRepeats.repeat)
 """They call the module."""
 
-for _each in (*vars(repeat).values(), *vars(TorchRepeats).values()):
-    if isinstance(_each, FunctionType) and _each.__module__ in (__name__, repeat.__name__):
+for _each in (*vars(repeat).values(), *vars(isolation).values(), *vars(TorchRepeats).values()):
+    if isinstance(_each, FunctionType) and _each.__module__ in (__name__, repeat.__name__, isolation.__name__):
         if _each in _AROUND:
             _keep_from_compiler(_each.__code__)
         else:
