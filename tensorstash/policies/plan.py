@@ -132,8 +132,6 @@ class HookPolicy(Protocol):
 
     def plan(self, spec: TensorSpec, /) -> Plan:
         """Return the plan of a tensor of this spec; pure, so that the answer can be remembered per spec."""
-        ...
 
     def alternatives(self) -> tuple[Plan, ...]:
         """Return every plan the policy can give, so that a chain is checked when it is built."""
-        ...
