@@ -14,8 +14,8 @@ import numpy as np
 from tensorstash.errors import CorruptDataError, StoreError, StoreFullError
 from tensorstash.host.arrays import Array, whole_pages
 from tensorstash.host.checksum import CHECKSUM_BLOCK, block_checksums, joint_checksum
+from tensorstash.host.free_space import FreeSpace
 from tensorstash.host.pages import BLOCK, HUGE_PAGE, page_aligned, round_up
-from tensorstash.stores.disk.free_space import FreeSpace
 from tensorstash.stores.disk.scratch_file import open_private_file
 from tensorstash.stores.disk.syscalls import FULL, UNSUPPORTED, Syscalls
 
