@@ -43,9 +43,9 @@ class Plan:
     Raises:
         PlanError: an array codec follows one that returns bytes.
 
-    >>> from tensorstash.codecs import Shuffle, Zstd
-    >>> Plan((Shuffle(),)).then(Plan((Zstd(level=3),))).codecs
-    (Shuffle(), Zstd(level=3))
+    >>> from tensorstash.codecs import Sparse, Zstd
+    >>> Plan((Sparse(),)).then(Plan((Zstd(level=3),))).codecs
+    (Sparse(), Zstd(level=3, shuffle=False))
     """
 
     codecs: tuple[Codec, ...] = ()
