@@ -49,11 +49,9 @@ class Codec(Protocol):
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         """Whether the codec can encode a buffer of this spec."""
-        ...
 
     def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
         """Return the spec of the result of :meth:`encode`; :func:`~tensorstash.spec.opaque_bytes` for bytes."""
-        ...
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return a self-contained payload; ``data`` may be borrowed: it is neither written nor kept.
@@ -61,7 +59,6 @@ class Codec(Protocol):
         Raises:
             CodecError: ``data`` does not match ``spec``, or is not accepted.
         """
-        ...
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the array again, where ``spec`` is the one given to :meth:`encode`; never writes to ``data``.
@@ -69,7 +66,6 @@ class Codec(Protocol):
         Raises:
             CodecError: the payload is not one of this codec and this spec.
         """
-        ...
 
 
 @runtime_checkable
@@ -82,7 +78,6 @@ class SupportsErrorBound(Protocol):
         Raises:
             CodecError: ``data`` does not match ``spec``, or is not accepted.
         """
-        ...
 
 
 Slot = Hashable
@@ -106,7 +101,6 @@ class Store(Protocol):
         Raises:
             StoreFullError: the budget is used up, or the device is full. Nothing was stored, the store stays usable.
         """
-        ...
 
     def get(self, slot: Slot, /) -> Array:
         """Return the bytes that were put; repeatable.
@@ -117,7 +111,6 @@ class Store(Protocol):
             SlotGoneError: the slot was deleted, or the store is closed.
             CorruptDataError: the bytes are not those that were put.
         """
-        ...
 
     def delete(self, slot: Slot, /) -> None:
         """Free the slot; idempotent, also after :meth:`close`, and never blocks.
@@ -125,11 +118,9 @@ class Store(Protocol):
         It is called from finalizers, which the garbage collector may run inside any other method of the same store
         on the same thread.
         """
-        ...
 
     def close(self) -> None:
         """Give back every resource; idempotent. Also happens when the last reference to the store goes."""
-        ...
 
 
 @runtime_checkable
@@ -142,7 +133,6 @@ class StoreConfig(Protocol):
 
     def open(self) -> Store:
         """Open the store; the caller closes it."""
-        ...
 
 
 @runtime_checkable
@@ -153,7 +143,6 @@ class Selector(Protocol):
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         """Whether the tensor is selected; pure."""
-        ...
 
 
 Undo = Callable[[], None]

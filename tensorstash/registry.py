@@ -54,7 +54,6 @@ _BUILT_IN = {
         "module_names=ModuleNames all=All any=Any not=Not",
     },
     "codecs": {
-        "codecs.shuffle": "shuffle=Shuffle",
         "codecs.zstd": "zstd=Zstd",
         "codecs.pack_bits": "pack_bits=PackBits",
         "codecs.affine": "affine=Affine",

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tensorstash import kernels
 from tensorstash.host import native
 from tensorstash.host.allocator import CHOICE
 
@@ -48,7 +47,6 @@ def set_aside() -> None:
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test as where the package was installed without a C compiler."""
     monkeypatch.setattr(native, "functions", None)
-    monkeypatch.setattr(kernels, "active", kernels.DEFINED)
 
 
 @pytest.fixture(params=["compiled", "defined"])

@@ -22,21 +22,17 @@ class Backend(Protocol[T]):
     @property
     def kernels(self) -> Kernels[T] | None:
         """The codecs that run where the tensor is; None if all run on the host."""
-        ...
 
     @property
     def layouts(self) -> Layouts[T] | None:
         """The layouts that take tensors apart where they are; None if the host does it."""
-        ...
 
     @property
     def streams(self) -> Streams[T] | None:
         """The devices whose copies can run beside the computation; None if there are none but the host."""
-        ...
 
     def owns(self, obj: object, /) -> bool:
         """Whether ``obj`` is a tensor or a module of this framework."""
-        ...
 
     def hooks(
         self, pack: Callable[[T], Any], unpack: Callable[[Any], T], /, *, trusted: bool = False
@@ -53,7 +49,6 @@ class Backend(Protocol[T]):
             trusted: the pair is the engine's, made from this backend's methods, so that its work and its results
                 needs no check.
         """
-        ...
 
     def suspended(self) -> AbstractContextManager[None]:
         """Take all hooks of this thread off until a block ends, others' too.
@@ -61,7 +56,6 @@ class Backend(Protocol[T]):
         Raises:
             BackendError: at its end: hooks that were entered inside are still in force.
         """
-        ...
 
     def keep_reason(self, tensor: T, /) -> str | None:
         """Say why the tensor must be kept as it is, or return None if it can be stashed.
@@ -69,11 +63,9 @@ class Backend(Protocol[T]):
         Parameters and views of them, other leaves that require grad, and every kind of tensor that cannot be
         rebuilt exactly: sparse, unknown subclasses, without real memory, under tracing.
         """
-        ...
 
     def nbytes(self, tensor: T, /) -> int:
         """Return numel times itemsize; raises RuntimeError where the tensor has no such number."""
-        ...
 
     def most_bytes(self, tensor: T, /) -> int:
         """Return an upper bound of :meth:`nbytes`, such as the size of the whole memory, as cheaply as can be; 0 where
@@ -81,19 +73,15 @@ class Backend(Protocol[T]):
 
         It is asked for every saved tensor, and one below the session's ``min_bytes`` is asked nothing else.
         """
-        ...
 
     def spec(self, tensor: T, /) -> TensorSpec:
         """Return the spec; only asked for tensors without a :meth:`keep_reason`. Equal specs may be one object."""
-        ...
 
     def describe(self, tensor: T, /) -> str:
         """Return a short description for messages; works on every tensor."""
-        ...
 
     def version(self, tensor: T, /) -> int:
         """Return the in-place version, which all views of one storage share."""
-        ...
 
     def storage(self, tensor: T, /) -> tuple[Hashable, int]:
         """Return a token of the live storage and the byte offset of the lowest element in it.
@@ -101,22 +89,18 @@ class Backend(Protocol[T]):
         While a token is alive it never equals the token of another storage, also not of a later one at the same
         address. It does not keep the storage alive.
         """
-        ...
 
     def producer(self, tensor: T, /) -> str:
         """Return the name of the operation of the graph that made a tensor; empty if the graph did not make it."""
-        ...
 
     def alias(self, tensor: T, /) -> T:
         """Return the object kept in place of the tensor: a leaf itself, else a detached alias of its memory.
 
         The alias shares memory and version with the tensor and is no part of any graph.
         """
-        ...
 
     def detached(self, tensor: T, /) -> T:
         """Return a new tensor object that shares memory and version, and is no part of any graph."""
-        ...
 
     def version_probe(self, tensor: T, /) -> T:
         """Return an object whose :meth:`version` stays that of ``tensor``, without keeping its memory.
@@ -125,14 +109,12 @@ class Backend(Protocol[T]):
         is compared on another thread while bytes are copied can therefore come too early; one that is compared by
         the thread that needs the tensor cannot.
         """
-        ...
 
     def to_host(self, tensor: T, spec: TensorSpec, /) -> Array:
         """Return the distinct elements, in memory order, as carrier bits shaped like ``spec.dense()``.
 
         The array is read-only if its memory is still the tensor's own.
         """
-        ...
 
     def from_host(self, data: Array, spec: TensorSpec, /) -> T:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``.
@@ -140,12 +122,9 @@ class Backend(Protocol[T]):
         Args:
             data: elements in memory order, ``spec.dense()``; memory of a writable array may be adopted.
         """
-        ...
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
         """Return the model and every module below it, with dotted names; the model's own is empty."""
-        ...
 
     def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
         """Run every forward of ``model`` inside ``scope()`` until the returned function is called."""
-        ...

@@ -77,4 +77,3 @@ class SupportsCheckpoints(Protocol):
 
     def is_checkpointed(self) -> bool:
         """Return whether somebody else computes again, in backward, the present work of this thread."""
-        ...

@@ -25,11 +25,9 @@ class Kernel(Protocol[T]):
         Args:
             dense: the distinct elements in memory order; borrowed: neither written to nor kept.
         """
-        ...
 
     def decode(self, payload: T, /) -> T:
         """Return the distinct elements again in fresh memory, contiguous; never writes to ``payload``."""
-        ...
 
 
 class Kernels(Protocol[T]):
@@ -44,11 +42,9 @@ class Kernels(Protocol[T]):
             codec: it accepts ``spec``.
             spec: of the dense elements, or of the payload of the kernel before.
         """
-        ...
 
     def payload(self, data: Array, spec: TensorSpec, /) -> T:
         """Return a contiguous tensor of ``spec`` for :meth:`Kernel.decode`; it may share the memory of ``data``."""
-        ...
 
 
 class Layouts(Protocol[T]):
@@ -61,7 +57,6 @@ class Layouts(Protocol[T]):
             tensor: a saved tensor, whose memory the result may share.
             spec: its spec.
         """
-        ...
 
     def restored(self, dense: T, spec: TensorSpec, /, *, adopt: bool) -> T:
         """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device.
@@ -71,7 +66,6 @@ class Layouts(Protocol[T]):
             spec: the layout.
             adopt: whether the memory of ``dense`` may be used for the result.
         """
-        ...
 
 
 class Event(Protocol):
@@ -79,11 +73,9 @@ class Event(Protocol):
 
     def query(self) -> bool:
         """Whether the device has come to it; never waits."""
-        ...
 
     def synchronize(self) -> None:
         """Make the calling thread wait until the device has come to it; other threads run meanwhile."""
-        ...
 
 
 class Stream(Protocol):
@@ -91,7 +83,6 @@ class Stream(Protocol):
 
     def wait_event(self, event: Any, /) -> None:
         """Let later work begin only after ``event``, of any stream of the same framework."""
-        ...
 
 
 class Streams(Protocol[T]):
@@ -109,27 +100,21 @@ class Streams(Protocol[T]):
         Raises:
             BackendError: the work is not being done but recorded, to be replayed later (CUDA graphs).
         """
-        ...
 
     def why_copies_wait(self, device: str, /) -> str | None:
         """Say why copies of a device make the program wait; None if they run beside it."""
-        ...
 
     def recorded(self, stream: Any, /) -> Event:
         """Return the point after all work that was submitted to a stream so far."""
-        ...
 
     def side_stream(self, device: str, direction: str, /) -> Stream:
         """Return a stream for copies of that device, "out" or "back", which sessions may share."""
-        ...
 
     def on_device(self, device: str, /) -> AbstractContextManager[Any]:
         """Return a context manager that makes a device current on this thread, so that no other one is touched."""
-        ...
 
     def empty(self, spec: TensorSpec, /) -> T:
         """Return an uninitialised, contiguous, detached tensor for work of the device's current stream."""
-        ...
 
     def copy_out(self, source: T, target: Array, stream: Any, /) -> None:
         """Submit to ``stream`` a copy of a contiguous tensor into host memory.
@@ -141,23 +126,19 @@ class Streams(Protocol[T]):
             target: as many writable bytes, one-dimensional ``uint8``.
             stream: a :class:`Stream` of the tensor's device, as this object gives them.
         """
-        ...
 
     def copy_in(self, source: Array, target: T, stream: Any, /) -> None:
         """Submit to ``stream`` a copy of host memory into a contiguous tensor; as :meth:`copy_out`, the other way."""
-        ...
 
     def use_in(self, tensor: T, stream: Any, /) -> None:
         """Let the tensor's memory, once it is freed, wait for the work that ``stream`` has by then.
 
         Does nothing for the stream that the memory belongs to.
         """
-        ...
 
     @property
     def pinned(self) -> PinnedMemory:
         """Page-locked host memory that all sessions of the process share."""
-        ...
 
     def locked_pages(self, nbytes: int, /) -> Array:
         """Return page-locked host memory, which devices copy on their own; unlocked when the last view of it goes.
@@ -168,4 +149,3 @@ class Streams(Protocol[T]):
         Raises:
             OSError: the system or the device refuses.
         """
-        ...

@@ -18,7 +18,6 @@ class SupportsMemoryUse(Protocol):
 
     def free_bytes(self, device: str, /) -> int:
         """Return how many bytes tensors may still take; raises BackendError where it is not told of that device."""
-        ...
 
 
 @runtime_checkable
@@ -27,7 +26,6 @@ class SupportsImagining(Protocol):
 
     def can_imagine(self, model: Any, /) -> bool:
         """Whether shapes tell all that a model saves."""
-        ...
 
     def imagining(
         self, model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any], /
@@ -42,11 +40,9 @@ class SupportsImagining(Protocol):
         Raises:
             BackendError: when called: the model does not run on such tensors.
         """
-        ...
 
     def outline(self, tensor: Any, /) -> tuple[tuple[int, ...], str, str]:
         """Return the shape, the dtype and the device of an imagined tensor."""
-        ...
 
 
 @runtime_checkable
@@ -55,7 +51,6 @@ class SupportsRecording(Protocol):
 
     def is_recording(self) -> bool:
         """Whether this thread records its operations, so that autograd saves tensors."""
-        ...
 
 
 @runtime_checkable
@@ -64,7 +59,6 @@ class SupportsDemand(Protocol):
 
     def demand(self) -> Demand:
         """Return how exactly the operation that saves the tensor being packed has to get it back."""
-        ...
 
 
 class Readers(Protocol[T_contra]):
@@ -78,7 +72,6 @@ class Readers(Protocol[T_contra]):
 
         Each is returned once; those that ``tensor`` itself was computed from, perhaps more often.
         """
-        ...
 
 
 @runtime_checkable
@@ -90,14 +83,12 @@ class SupportsSharedMemory(Protocol[T_co]):
 
         The tensor keeps the memory alive, and has an in-place version of its own.
         """
-        ...
 
     def relaid(self, tensor: Any, spec: TensorSpec, wanted: TensorSpec, /) -> T_co:
         """Return a detached tensor of ``wanted`` in the memory of a tensor of ``spec``, with its in-place version.
 
         Both are layouts of the same block of memory, with the same lazy flags.
         """
-        ...
 
 
 @runtime_checkable
@@ -106,7 +97,6 @@ class SupportsStorageRelease(Protocol):
 
     def release_storages(self, most_bytes: int, /) -> None:
         """Release the oldest saved tensors beyond so many bytes; the newest may be larger, unless it is 0."""
-        ...
 
 
 @runtime_checkable
@@ -122,27 +112,21 @@ class SupportsGraph(Protocol[T_contra]):
         Whoever can read or write it without holding it (other libraries, other processes) makes the tensors of that
         memory ones with a :meth:`Backend.keep_reason`.
         """
-        ...
 
     def is_there(self, tensor: T_contra, spec: TensorSpec, /) -> bool:
         """Whether the tensor has its memory now; whoever holds it may have freed it for a while."""
-        ...
 
     def keeps_graph(self) -> bool:
         """Whether the saved tensor that is asked for on this thread may be asked for again."""
-        ...
 
     def may_write(self) -> bool:
         """Whether the operation whose backward asks for a saved tensor on this thread may write into it."""
-        ...
 
     def compiled_graph(self) -> int | None:
         """Return a number of the compiled graph whose backward runs on this thread; None if none does."""
-        ...
 
     def is_compiling(self) -> bool:
         """Return whether this thread runs inside of a function that the compiler was given."""
-        ...
 
     def readers(self, is_ours: Callable[[object], bool], /) -> Readers[T_contra]:
         """Return the search for readers of handles in the graph that this thread records from now on.
@@ -150,8 +134,6 @@ class SupportsGraph(Protocol[T_contra]):
         Args:
             is_ours: whether an object is a handle whose reader is wanted.
         """
-        ...
 
     def running_demand(self, handle: object, /) -> Demand | None:
         """Return the demand of the operation whose backward runs on this thread; None if none runs."""
-        ...

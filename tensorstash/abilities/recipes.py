@@ -48,7 +48,6 @@ class Producers(Protocol[T]):
     @property
     def lacks(self) -> str:
         """The reason why nothing can be made again with the installed versions, and the cure; empty if tensors can."""
-        ...
 
     def note(self, tensor: T, spec: TensorSpec, handle: Any, /) -> None:
         """Remember, as long as both live, that ``handle`` stands for a tensor of the graph.
@@ -58,7 +57,6 @@ class Producers(Protocol[T]):
             spec: of it.
             handle: the result that ``pack`` is about to return for it; can be referred to weakly.
         """
-        ...
 
     def noted(self, tensor: T, spec: TensorSpec, /) -> Any:
         """Return the handle that was noted for :meth:`whole` of a tensor, or for a view of that; None without one.
@@ -67,11 +65,9 @@ class Producers(Protocol[T]):
             tensor: as ``pack`` got it.
             spec: of it.
         """
-        ...
 
     def forget(self) -> None:
         """Forget the handles that were noted so far."""
-        ...
 
     def recipe(self, tensor: T, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
         """Return how :meth:`whole` of a tensor is made again from handles that are noted, or saved by its producer.
@@ -85,7 +81,6 @@ class Producers(Protocol[T]):
         Returns:
             A recipe, or why there is none: a few words, the same for all tensors of a kind.
         """
-        ...
 
     def narrowed(self, tensor: T, spec: TensorSpec, /) -> tuple[Recipe, T] | None:
         """Return a smaller tensor with all that :meth:`whole` of a tensor holds, and how that is made of it again.
@@ -100,11 +95,9 @@ class Producers(Protocol[T]):
             A recipe without inputs, which is to be given the handle of the smaller tensor; and that tensor, in fresh
             memory and part of no graph. None for all that is as narrow as can be.
         """
-        ...
 
     def whole(self, tensor: T, /) -> T:
         """Return the tensor itself, or the one that it is a view of, to look at it and drop it."""
-        ...
 
     def run(self, recipe: Recipe, values: Sequence[T], spec: TensorSpec, /) -> T:
         """Return the tensor of a recipe in fresh memory, with the layout of ``spec``.
@@ -114,11 +107,9 @@ class Producers(Protocol[T]):
             values: for each of its inputs, the tensor behind the handle, or the leaf; only read.
             spec: of the whole tensor.
         """
-        ...
 
     def part(self, whole: T, spec: TensorSpec, /) -> T:
         """Return an alias of ``whole``, with its version and with the layout of ``spec`` in its storage."""
-        ...
 
     def are_there(self, tensors: Sequence[T], /) -> bool:
         """Whether tensors have their memory now, which no other process shares: trainers free parameters for a while.
@@ -126,39 +117,31 @@ class Producers(Protocol[T]):
         An operation outside of such a module may save the module's result. Its backward comes before that of the
         module, and so before the parameters are gathered again: then nothing can be made of them.
         """
-        ...
 
     def are_equal(self, one: T, other: T, /) -> bool:
         """Whether two tensors of one layout are equal to the bit. May wait for a device."""
-        ...
 
     def sample(self, tensor: T, /) -> Hashable:
         """Return a few elements as bits, spread over the tensor; None where reading them would wait for a device."""
-        ...
 
     def digest(self, whole: T, /) -> Any:
         """Return a number that depends on every bit of a tensor that :meth:`whole` or :meth:`run` gave, as it is now.
 
         On the host an int. On a device a tensor, which is computed behind the program: nobody waits for it here.
         """
-        ...
 
     def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
         """Raise the error of ``refuse`` if two digests differ: now, or where that would wait for a device, when the
         running backward ends, out of the call that has started it."""
-        ...
 
     def copied(self, tensor: T, most_bytes: int, /) -> T | None:
         """Return a plain tensor of at most so many bytes in fresh memory, part of no graph; None for all others."""
-        ...
 
     def random_state(self, tensor: T, /) -> Hashable:
         """Return a value that changes when numbers are drawn from the user's generators of the tensor's device."""
-        ...
 
     def set_random_state(self, tensor: T, state: Any, /) -> None:
         """Put the user's generators back to a result of :meth:`random_state`."""
-        ...
 
 
 @runtime_checkable
@@ -172,4 +155,3 @@ class SupportsProducers(Protocol[T]):
             is_ours: whether an object is a handle that a recipe may have for an input.
             rules: of plug-ins, in this backend's own form, besides those that are built in.
         """
-        ...

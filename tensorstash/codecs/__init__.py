@@ -4,7 +4,6 @@ from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.astype import AsType
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.shuffle import Shuffle
 from tensorstash.codecs.sparse import Sparse
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
@@ -14,7 +13,6 @@ __all__ = [
     "AsType",
     "Lossless",
     "PackBits",
-    "Shuffle",
     "Sparse",
     "TwoValued",
     "Zstd",

@@ -98,7 +98,7 @@ class Affine(Shrinking):
             return None
         payload = payload_empty(nbytes)
         seed = seed_word(self.seed) if self.rounding == "stochastic" else None
-        kernels.active.quantize(data, payload, spec.dtype, groups, self.bits, seed)
+        kernels.affine_encode(data, payload, spec.dtype, groups, self.bits, seed)
         return payload
 
     def unpacked(self, payload: Array, spec: TensorSpec, /) -> Array:
@@ -106,7 +106,7 @@ class Affine(Shrinking):
         groups, nbytes = _layout(spec.dtype, spec.shape, self.group_size, self.bits)
         check_run(self, payload, min(nbytes, spec.nbytes))
         array = empty_array(spec)
-        kernels.active.dequantize(payload, array, spec.dtype, groups, self.bits)
+        kernels.affine_decode(payload, array, spec.dtype, groups, self.bits)
         return array
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:

@@ -66,14 +66,14 @@ class AsType:
         check_data(self, data, spec)
         target = self.encoded_spec(spec)
         encoded = payload_empty(target.nbytes).view(target.carrier).reshape(target.shape)
-        kernels.active.convert(data.reshape(-1), spec.dtype, encoded.reshape(-1), self.dtype)
+        kernels.convert(data.reshape(-1), spec.dtype, encoded.reshape(-1), self.dtype)
         return encoded
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the elements in fresh memory."""
         check_shape(self, data, self.encoded_spec(spec))
         array = empty_array(spec)
-        kernels.active.convert(data.reshape(-1), self.dtype, array.reshape(-1), spec.dtype)
+        kernels.convert(data.reshape(-1), self.dtype, array.reshape(-1), spec.dtype)
         return array
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:

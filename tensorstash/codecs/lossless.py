@@ -9,9 +9,9 @@ from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.payload import Shrinking, check_integer, check_ratio, check_run, damaged, joined
 from tensorstash.codecs.sparse import Sparse
 from tensorstash.codecs.two_valued import TwoValued
-from tensorstash.codecs.zstd import Zstd, compressed_rows, contiguous_sample, read_row, stored_rows
+from tensorstash.codecs.zstd import Zstd, contiguous_sample
 from tensorstash.errors import CodecError
-from tensorstash.host.arrays import Array, aligned_empty, as_bytes
+from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec, CodecKind
 from tensorstash.spec import TensorSpec
 
@@ -24,31 +24,8 @@ _SLOWER_HAS_TO_SAVE = 0.9
 _ONE_BIT = (PackBits(), TwoValued())
 """These need no sample: they give up at the first element that does not fit, which in most tensors is an early one."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Planes:
-    """The bytes of each element apart, each plane compressed; as Shuffle and Zstd, without memory for all planes."""
-
-    level: int = 1
-
-    def accepts(self, spec: TensorSpec, /) -> bool:
-        return spec.itemsize > 1
-
-    def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        elements = as_bytes(data).reshape(-1, spec.itemsize)
-        return joined(*compressed_rows((elements[:, k].copy() for k in range(spec.itemsize)), self.level))
-
-    def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        array, plane = aligned_empty(spec.nbytes), np.empty(spec.numel, np.uint8)
-        elements = array.reshape(spec.numel, spec.itemsize)
-        for k, stored in enumerate(stored_rows(Lossless(), data, spec.itemsize)):
-            read_row(Lossless(), stored, plane)
-            elements[:, k] = plane
-        return array.view(spec.carrier).reshape(spec.shape)
-
-
-_CODECS: tuple[type, ...] = (PackBits, TwoValued, Sparse, _Planes, Zstd)
-"""By their tag."""
+_CODECS: tuple[Codec, ...] = (*_ONE_BIT, Sparse(), Zstd(shuffle=True), Zstd())
+"""By their tag; Zstandard reads payloads of any level."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,25 +84,25 @@ class Lossless(Shrinking):
         """Return the payload of the best codec, or None if none pays."""
         if data.nbytes < _SMALLEST_NBYTES:
             return None
-        for flags in _ONE_BIT:
+        for tag, flags in enumerate(_ONE_BIT):
             found = flags.packed(data, spec) if flags.accepts(spec) else None
             if found is not None and self._pays(found.size + 1, data):
-                return _tagged(found, flags)
+                return _tagged(found, tag)
         sample = contiguous_sample(data.reshape(-1), _SAMPLE_ELEMENTS, _SAMPLE_RUNS)
-        for codec in self._candidates(sample, spec):
+        for tag, codec in self._candidates(sample, spec):
             payload = codec.encode(data, spec)
             if self._pays(payload.size + 1, data):
-                return _tagged(payload, codec)
+                return _tagged(payload, tag)
         return None
 
     def unpacked(self, payload: Array, spec: TensorSpec, /) -> Array:
         """Return the array, in fresh memory."""
         check_run(self, payload, at_least=1)
         tag = int(payload[-1])
-        if payload.size > spec.nbytes or tag >= len(_CODECS) or not _CODECS[tag]().accepts(spec):
+        if payload.size > spec.nbytes or tag >= len(_CODECS) or not _CODECS[tag].accepts(spec):
             raise damaged(self, f"no codec of {spec.dtype} has the tag {tag} and {payload.size} bytes")
         try:
-            array: Array = _CODECS[tag]().decode(payload[:-1], spec)
+            array: Array = _CODECS[tag].decode(payload[:-1], spec)
         except CodecError as error:
             raise error.at(repr(self)) from error
         return array
@@ -133,21 +110,19 @@ class Lossless(Shrinking):
     def _pays(self, nbytes: int, data: Array) -> bool:
         return nbytes * self.min_ratio <= data.nbytes and nbytes < data.nbytes
 
-    def _candidates(self, sample: Array, spec: TensorSpec) -> list[Codec | _Planes]:
-        """Return the codecs that pay on a sample, the best first."""
+    def _candidates(self, sample: Array, spec: TensorSpec) -> list[tuple[int, Codec]]:
+        """Return the codecs that pay on a sample, each with its tag, the best first."""
         sampled = replace(spec, shape=sample.shape, strides=(1,))
-        scores: list[tuple[float, Codec | _Planes]] = []
-        for codec, slowness in (
-            (Sparse(), 1),
-            (_Planes(level=self.level), 1),
-            (Zstd(level=self.level), 1 / _SLOWER_HAS_TO_SAVE),
-        ):
-            if codec.accepts(spec):
+        codecs: list[tuple[Codec, float]] = [(Sparse(), 1), (Zstd(level=self.level, shuffle=True), 1)]
+        codecs.append((Zstd(level=self.level), 1 / _SLOWER_HAS_TO_SAVE))
+        scores: list[tuple[float, int, Codec]] = []
+        for tag, (codec, slowness) in enumerate(codecs, len(_ONE_BIT)):
+            if codec.accepts(spec) and (spec.itemsize > 1 or codec == Zstd(level=self.level)):
                 stored = codec.encode(sample, sampled).nbytes
                 if self._pays(stored, sample):
-                    scores.append((stored * slowness, codec))
-        return [codec for _, codec in sorted(scores, key=lambda score: score[0])]
+                    scores.append((stored * slowness, tag, codec))
+        return [(tag, codec) for _, tag, codec in sorted(scores, key=lambda score: score[0])]
 
 
-def _tagged(payload: Array, codec: Codec | _Planes) -> Array:
-    return joined(payload, np.array([_CODECS.index(type(codec))], np.uint8))
+def _tagged(payload: Array, tag: int) -> Array:
+    return joined(payload, np.array([tag], np.uint8))

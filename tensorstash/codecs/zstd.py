@@ -7,12 +7,19 @@ from typing import ClassVar
 import numpy as np
 import zstandard
 
-from tensorstash.codecs.payload import check_data, check_integer, check_run, damaged, joined, split_sections
+from tensorstash.codecs.payload import (
+    check_choice,
+    check_data,
+    check_integer,
+    check_run,
+    damaged,
+    joined,
+    split_sections,
+)
 from tensorstash.host.arrays import Array, aligned_empty, as_bytes
 from tensorstash.protocols import Codec, CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
-_MAX_ROWS = 16
 _TOTAL_NBYTES = 8
 
 _FRAME_NBYTES = 1 << 20
@@ -35,20 +42,21 @@ _SMALLEST_SAMPLED_NBYTES = 1 << 15
 class Zstd:
     """Compress bytes with Zstandard.
 
-    A ``uint8`` array of 2 to 16 rows, such as shuffled bytes, is compressed row by row; anything else is one row. A
-    row of which a sample does not compress is stored as it is. Rows whose bytes are merely unevenly distributed, such
-    as the exponents of floats, are coded with parameters that search little, at twice the speed, unless the level does
-    better on the sample. The GIL is released while compressing. Payloads are at most 8 bytes larger than the data, and
-    8 for each row.
+    Shuffled, the bytes of each element are apart, and those of one place are a row of their own, as in Blosc: the sign
+    and most of the exponent of floats are in the last. Otherwise all bytes are one row. A row of which a sample does
+    not compress is stored as it is. Rows whose bytes are merely unevenly distributed, such as exponents, are coded with
+    parameters that search little, at twice the speed, unless the level does better on the sample. The GIL is released
+    while compressing. Payloads are at most 8 bytes larger than the data, and 8 for each row.
 
     Payload: the number of bytes and the length of every stored row as ``uint64``, and the rows, each as Zstandard
     frames of 1 MiB, or as it is where the length is its own.
 
     Args:
         level: Zstandard's compression level, from -7 to 22; up to 0 trades Huffman coding for speed.
+        shuffle: whether the bytes of each element are compressed apart; those of a run of bytes never are.
 
     Raises:
-        ConfigError: no such level.
+        ConfigError: no such level, or a ``shuffle`` that is neither true nor false.
 
     >>> from tensorstash.spec import TensorSpec
     >>> spec = TensorSpec((10_000,), (1,), 0, "uint8", "cpu")
@@ -62,9 +70,11 @@ class Zstd:
     kind: ClassVar[CodecKind] = "array->bytes"
 
     level: int = 1
+    shuffle: bool = False
 
     def __post_init__(self) -> None:
         check_integer("zstd.level", self.level, -7, 22)
+        check_choice("zstd.shuffle", self.shuffle, (False, True))
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         """Whether it is an array or a run of bytes: always."""
@@ -78,26 +88,28 @@ class Zstd:
         """Return the payload in fresh memory."""
         check_data(self, data, spec)
         raw = as_bytes(data)
-        count = _row_count(spec)
-        rows = compressed_rows(raw.reshape(count, raw.size // count), self.level)
+        elements = raw.reshape(-1, self._row_count(spec))
+        # A copy of one row at a time: there is no memory for all of them.
+        rows = compressed_rows((np.ascontiguousarray(row) for row in elements.T), self.level)
         return joined(np.array([raw.size], "<u8").view(np.uint8), *rows)
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
         """Return the array in fresh memory."""
         check_run(self, data, at_least=_TOTAL_NBYTES)
         (total,) = data[:_TOTAL_NBYTES].view("<u8").tolist()
-        body, count, is_run = data[_TOTAL_NBYTES:], _row_count(spec), spec.shape == (-1,)
+        body, count, is_run = data[_TOTAL_NBYTES:], self._row_count(spec), spec.shape == (-1,)
         if not is_run and total != spec.nbytes:
             raise damaged(self, f"the payload is of {total} bytes, expected {spec.nbytes}")
         stored, target = stored_rows(self, body, count), aligned_empty(total)
-        for frames, row in zip(stored, target.reshape(count, total // count), strict=True):
+        row = target if count == 1 else np.empty(total // count, np.uint8)
+        for k, frames in enumerate(stored):
             read_row(self, frames, row)
+            if count > 1:
+                target.reshape(-1, count)[:, k] = row
         return target if is_run else target.view(spec.carrier).reshape(spec.shape)
 
-
-def _row_count(spec: TensorSpec) -> int:
-    is_shuffled = spec.dtype == "uint8" and len(spec.shape) == 2 and 2 <= spec.shape[0] <= _MAX_ROWS
-    return spec.shape[0] if is_shuffled else 1
+    def _row_count(self, spec: TensorSpec) -> int:
+        return spec.itemsize if self.shuffle else 1
 
 
 def compressed_rows(rows: Iterable[Array], level: int) -> list[Array]:

@@ -14,7 +14,6 @@ import ctypes
 import logging
 import os
 import platform
-import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata

@@ -8,7 +8,6 @@ finds the room that the last one has left. The frameworks' allocators round up t
 import os
 import threading
 import weakref
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from ctypes import py_object, pythonapi
@@ -18,6 +17,7 @@ import numpy as np
 
 from tensorstash.host.arrays import Array, lender
 from tensorstash.host.forks import renew_after_fork
+from tensorstash.host.free_space import FreeSpace
 from tensorstash.host.pages import BLOCK, mapped_pages, physical_bytes
 from tensorstash.sizes import format_bytes
 
@@ -109,20 +109,20 @@ class PinnedMemory:
             if self._returned:
                 self._settle()
             for chunk in self._chunks:
-                if size <= chunk.largest and (start := chunk.cut(size)) is not None:
+                if (start := chunk.space.take(size)) is not None:
                     break
             else:
                 chunk_or_none = self._new_chunk(size)
                 if chunk_or_none is None:
                     return None
-                chunk, start = chunk_or_none, chunk_or_none.cut(size)
+                chunk, start = chunk_or_none, chunk_or_none.space.take(size)
                 assert start is not None, "a chunk that is too small"
             chunk.last_step = self._step
             # A view of an array refers to the array itself only if that one's memory belongs to something else: hence
             # the detour over a memoryview, without which the loan could end while a view is alive.
             lent: Array = np.frombuffer(chunk.memory[start : start + size].data, np.uint8)
             loan = _Loan(lent, self._return)
-            loan.chunk, loan.start, loan.end = chunk, start, start + size
+            loan.chunk, loan.start, loan.size = chunk, start, size
             self._loans.add(loan)
         return lent[:nbytes]
 
@@ -141,7 +141,7 @@ class PinnedMemory:
             loan = self._returned.popleft()
             if loan in self._loans:
                 self._loans.discard(loan)
-                loan.chunk.join(loan.start, loan.end)
+                loan.chunk.space.give(loan.start, loan.size)
 
     def _new_chunk(self, size: int) -> "_Chunk | None":
         wanted = max(size, min(max(self.locked_bytes // _PART_OF_ALL, _LEAST_CHUNK), _MOST_CHUNK))
@@ -173,59 +173,27 @@ class PinnedMemory:
 
 
 class _Chunk:
-    """Pages that are locked together: its free ranges, in order and apart from each other.
+    """Pages that are locked together, and those of their bytes that are free."""
 
-    >>> chunk = _Chunk(np.empty(100, np.uint8))
-    >>> chunk.cut(30), chunk.cut(30), chunk.cut(60)
-    (0, 30, None)
-    >>> chunk.join(0, 30)
-    >>> chunk.join(30, 60)
-    >>> chunk.is_idle
-    True
-    """
-
-    __slots__ = ("_free", "largest", "last_step", "memory")
+    __slots__ = ("last_step", "memory", "space")
 
     def __init__(self, memory: Array) -> None:
         self.memory = memory
         self.last_step = 0
-        self._free = [(0, memory.nbytes)]
-        self.largest = memory.nbytes
-        """Of its free ranges, or more."""
+        self.space = FreeSpace(memory.nbytes)
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody uses any of it."""
-        return self._free == [(0, self.memory.nbytes)]
-
-    def cut(self, size: int) -> int | None:
-        """Take the first range that is large enough; return its start, or None if there is none."""
-        for index, (start, end) in enumerate(self._free):
-            if end - start >= size:
-                self._free[index : index + 1] = [(start + size, end)] if end - start > size else []
-                return start
-        self.largest = max((end - start for start, end in self._free), default=0)
-        return None
-
-    def join(self, start: int, end: int) -> None:
-        """Take a range back."""
-        first = last = bisect_left(self._free, (start, end))
-        if first and self._free[first - 1][1] == start:
-            first -= 1
-            start = self._free[first][0]
-        if last < len(self._free) and self._free[last][0] == end:
-            end = self._free[last][1]
-            last += 1
-        self._free[first:last] = [(start, end)]
-        self.largest = max(self.largest, end - start)
+        return self.space.free_bytes == self.memory.nbytes
 
 
 class _Loan(weakref.ref[Array]):
     """A block that is in use, as long as an array of it lives. Equal only to itself."""
 
-    __slots__ = ("chunk", "end", "start")
+    __slots__ = ("chunk", "size", "start")
     __hash__ = object.__hash__
     __eq__ = object.__eq__
     chunk: _Chunk
     start: int
-    end: int
+    size: int

@@ -28,9 +28,9 @@ class Encode(Policy):
     Raises:
         ConfigError: it is not a codec.
 
-    >>> from tensorstash.codecs import Shuffle, Zstd
-    >>> Encode(Shuffle()) | Encode(Zstd(level=9))
-    Chain(steps=(Encode(codec=Shuffle()), Encode(codec=Zstd(level=9))))
+    >>> from tensorstash.codecs import Sparse, Zstd
+    >>> Encode(Sparse()) | Encode(Zstd())
+    Chain(steps=(Encode(codec=Sparse()), Encode(codec=Zstd(level=1, shuffle=False))))
     """
 
     name: ClassVar[str] = "encode"

@@ -43,9 +43,9 @@ class Plan:
     Raises:
         PlanError: an array codec follows one that returns bytes.
 
-    >>> from tensorstash.codecs import Shuffle, Zstd
-    >>> Plan((Shuffle(),)).then(Plan((Zstd(level=3),))).codecs
-    (Shuffle(), Zstd(level=3))
+    >>> from tensorstash.codecs import Sparse, Zstd
+    >>> Plan((Sparse(),)).then(Plan((Zstd(level=3),))).codecs
+    (Sparse(), Zstd(level=3, shuffle=False))
     """
 
     codecs: tuple[Codec, ...] = ()
@@ -132,8 +132,6 @@ class HookPolicy(Protocol):
 
     def plan(self, spec: TensorSpec, /) -> Plan:
         """Return the plan of a tensor of this spec; pure, so that the answer can be remembered per spec."""
-        ...
 
     def alternatives(self) -> tuple[Plan, ...]:
         """Return every plan the policy can give, so that a chain is checked when it is built."""
-        ...

@@ -132,7 +132,7 @@ def append(
 
     >>> from tensorstash.codecs import PackBits, Zstd
     >>> append(Plan(), PROBES[1], codecs=(PackBits(), Zstd(level=3)))  # PROBES[1] is int8
-    Plan(codecs=(Zstd(level=3),), store=None, reason='')
+    Plan(codecs=(Zstd(level=3, shuffle=False),), store=None, reason='')
     """
     plan = _making_way(plan, spec, tuple(codecs))
     fitting = tuple(_fitting(plan, spec, tuple(codecs)))

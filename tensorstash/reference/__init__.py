@@ -14,11 +14,17 @@ is checked with, and no more.
 
 from tensorstash.reference import methods, nn, ops
 from tensorstash.reference.autograd.engine import backward, grad
-from tensorstash.reference.autograd.graph import Edge, Meta, Node
-from tensorstash.reference.autograd.hooks import saved_tensors_hooks
-from tensorstash.reference.autograd.modes import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from tensorstash.reference.autograd.graph import (
+    Edge,
+    Meta,
+    Node,
+    enable_grad,
+    is_grad_enabled,
+    no_grad,
+    set_grad_enabled,
+)
 from tensorstash.reference.autograd.pylayer import PyLayer, PyLayerContext
-from tensorstash.reference.autograd.saved import SavedTensor
+from tensorstash.reference.autograd.saved import SavedTensor, saved_tensors_hooks
 from tensorstash.reference.creation import from_buffer, full, ones, tensor, zeros
 from tensorstash.reference.errors import DeviceError, GraphReleasedError, HookError, InplaceError
 from tensorstash.reference.storage import streams

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tensorstash.reference.autograd.modes import is_grad_enabled
+from tensorstash.reference.autograd.graph import is_grad_enabled
 from tensorstash.reference.autograd.primitive import primitive
 from tensorstash.reference.creation import full
 from tensorstash.reference.errors import InplaceError
-from tensorstash.reference.ops.shape import replace_region
+from tensorstash.reference.ops import replace_region
 from tensorstash.reference.storage.dtypes import Array, can_store
 from tensorstash.reference.tensor import Tensor
 

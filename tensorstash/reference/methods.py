@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from tensorstash.reference import ops
 from tensorstash.reference.autograd.engine import backward
 from tensorstash.reference.inplace import copy_, update
-from tensorstash.reference.ops import elementwise as by_element
-from tensorstash.reference.ops import indexing, reduction, shape
 from tensorstash.reference.tensor import Tensor
 
 
@@ -26,37 +25,37 @@ def _backward(self: Tensor, gradient: Tensor | None = None, retain_graph: bool =
 
 
 _BY_THEIR_NAME: tuple[Callable[..., Any], ...] = (
-    *(by_element.exp, by_element.tanh, by_element.sigmoid, by_element.relu),
-    *(by_element.clone, by_element.contiguous, by_element.astype, by_element.to, copy_),
-    *(reduction.softmax, reduction.sum_to, reduction.matmul),
-    *(shape.transpose, shape.swap_last, shape.expand, shape.reshape, shape.split),
-    *(shape.as_layout, shape.as_strided),
+    *(ops.exp, ops.tanh, ops.sigmoid, ops.relu),
+    *(ops.clone, ops.contiguous, ops.astype, ops.to, copy_),
+    *(ops.softmax, ops.sum_to, ops.matmul),
+    *(ops.transpose, ops.swap_last, ops.expand, ops.reshape, ops.split),
+    *(ops.as_layout, ops.as_strided),
 )
 
 METHODS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         **{operation.__name__: operation for operation in _BY_THEIR_NAME},
-        "__add__": by_element.add,
-        "__radd__": by_element.add,
-        "__iadd__": _in_place(by_element.add),
-        "__sub__": by_element.sub,
-        "__rsub__": _reflected(by_element.sub),
-        "__isub__": _in_place(by_element.sub),
-        "__mul__": by_element.mul,
-        "__rmul__": by_element.mul,
-        "__imul__": _in_place(by_element.mul),
-        "__truediv__": by_element.div,
-        "__rtruediv__": _reflected(by_element.div),
-        "__pow__": by_element.power,
-        "__neg__": by_element.neg,
-        "__gt__": by_element.gt,
-        "__matmul__": reduction.matmul,
-        "__getitem__": indexing.getitem,
-        "add_": _in_place(by_element.add),
-        "sub_": _in_place(by_element.sub),
-        "mul_": _in_place(by_element.mul),
+        "__add__": ops.add,
+        "__radd__": ops.add,
+        "__iadd__": _in_place(ops.add),
+        "__sub__": ops.sub,
+        "__rsub__": _reflected(ops.sub),
+        "__isub__": _in_place(ops.sub),
+        "__mul__": ops.mul,
+        "__rmul__": ops.mul,
+        "__imul__": _in_place(ops.mul),
+        "__truediv__": ops.div,
+        "__rtruediv__": _reflected(ops.div),
+        "__pow__": ops.power,
+        "__neg__": ops.neg,
+        "__gt__": ops.gt,
+        "__matmul__": ops.matmul,
+        "__getitem__": ops.getitem,
+        "add_": _in_place(ops.add),
+        "sub_": _in_place(ops.sub),
+        "mul_": _in_place(ops.mul),
         "fill_": copy_,
-        "sum": reduction.reduce_sum,
+        "sum": ops.reduce_sum,
         "backward": _backward,
     }
 )

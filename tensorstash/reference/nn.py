@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorstash.reference.autograd.modes import no_grad
+from tensorstash.reference.autograd.graph import no_grad
 from tensorstash.reference.creation import tensor
-from tensorstash.reference.ops.elementwise import gelu
+from tensorstash.reference.ops import gelu
 from tensorstash.reference.tensor import Parameter, Tensor
 
 

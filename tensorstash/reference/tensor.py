@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorstash.reference.autograd.graph import Edge, Meta, Node
-from tensorstash.reference.autograd.modes import enable_grad, is_grad_enabled
+from tensorstash.reference.autograd.graph import Edge, Meta, Node, enable_grad, is_grad_enabled
 from tensorstash.reference.errors import DeviceError
 from tensorstash.reference.storage.dtypes import Array, DType, DTypeLike
 from tensorstash.reference.storage.layout import Layout, Shape

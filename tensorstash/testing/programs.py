@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensorstash.abilities.recipes import SupportsProducers
-from tensorstash.codecs.shuffle import Shuffle
+from tensorstash.codecs.sparse import Sparse
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.host.arrays import Array
 from tensorstash.policies import Cast, Compress, CpuOffload, DiskSpill, Encode, Keep, Quantize, Recompute, StoreIn
@@ -27,7 +27,7 @@ def lossless_policies(directory: Path) -> Mapping[str, HookPolicy]:
         "cpu_offload": CpuOffload(),
         "memory": StoreIn(Memory()),
         "compress": Compress(min_ratio=1),
-        "shuffle | zstd": Encode(Shuffle()) | Encode(Zstd()),
+        "sparse | zstd": Encode(Sparse()) | Encode(Zstd(shuffle=True)),
         "disk": DiskSpill(directory),
         "compress | disk": Compress(min_ratio=1) | DiskSpill(directory),
         "cpu_offload | disk": CpuOffload() | DiskSpill(directory),

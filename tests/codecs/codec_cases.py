@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tensorstash.codecs import Affine, AsType, Lossless, PackBits, Shuffle, Sparse, TwoValued, Zstd
+from tensorstash.codecs import Affine, AsType, Lossless, PackBits, Sparse, TwoValued, Zstd
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
 
 CODECS: tuple[Codec, ...] = (
-    Shuffle(),
+    Zstd(shuffle=True),
     Zstd(),
     PackBits(),
     TwoValued(),

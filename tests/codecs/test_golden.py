@@ -15,7 +15,6 @@ from tensorstash.codecs import (
     AsType,
     Lossless,
     PackBits,
-    Shuffle,
     Sparse,
     TwoValued,
     Zstd,
@@ -32,7 +31,6 @@ def wave(size: int, dtype: str = "float32") -> Array:
 
 
 CASES: dict[str, tuple[Codec, Array, str]] = {
-    "shuffle": (Shuffle(), wave(6), "float32"),
     "pack bits": (PackBits(), np.arange(21) % 3 == 0, "bool"),
     "pack bits, other bytes": (PackBits(), np.arange(5, dtype=np.uint8).view(np.bool_), "bool"),
     "two valued": (TwoValued(), np.where(np.arange(19) % 5, np.float32(1.25), np.float32(-0.0)), "float32"),

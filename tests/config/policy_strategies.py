@@ -6,7 +6,6 @@ from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.astype import AsType
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.shuffle import Shuffle
 from tensorstash.codecs.sparse import Sparse
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
@@ -69,7 +68,7 @@ lossy = st.one_of(
     st.builds(Encode, st.builds(AsType, dtype=st.sampled_from(["bfloat16", "float8_e5m2"]))),
 )
 rearranged = st.sampled_from(
-    [Encode(codec) for codec in (Shuffle(), TwoValued(), Sparse())],
+    [Encode(codec) for codec in (TwoValued(), Sparse())],
 )
 lossless = st.one_of(
     st.builds(Compress, level=st.integers(1, 22), min_ratio=st.floats(1, 100)),

@@ -11,7 +11,7 @@ from policy_strategies import chains, policies, specs
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.shuffle import Shuffle
+from tensorstash.codecs.sparse import Sparse
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.config import from_dict
@@ -59,8 +59,8 @@ def spec(dtype="float32", device="cpu"):
         (Compress() | StoreIn(Memory(budget=9)), "int8", "cpu", Plan((Lossless(),), Memory(budget=9))),
         (StoreIn(Memory(budget=9)) | CpuOffload(), "int8", "cuda:0", Plan((), Memory(budget=9))),
         (DiskSpill("/x") | DiskSpill("/x"), "int8", "cpu", Plan((), Disk(directory="/x"))),
-        (Encode(Shuffle()) | Encode(Zstd()), "float32", "cpu", Plan((Shuffle(), Zstd()))),
-        (Encode(Shuffle()) | Encode(Zstd()), "int8", "cpu", Plan((Zstd(),))),
+        (Encode(Sparse()) | Encode(Zstd()), "float32", "cpu", Plan((Sparse(), Zstd()))),
+        (Encode(Sparse()) | Encode(Zstd()), "int8", "cpu", Plan((Zstd(),))),
     ],
 )
 def test_steps_work_on_what_earlier_steps_left(chain, dtype, device, plan):
@@ -146,7 +146,7 @@ IMPOSSIBLE = [
     (Encode(Zstd()), Quantize()),
     (Quantize(), Quantize(4)),
     (Cast(), Cast("float16")),
-    (Encode(Shuffle()), Quantize()),
+    (Encode(Sparse()), Quantize()),
     (DiskSpill("/x"), Compress()),
     (DiskSpill("/x"), CpuOffload()),
     (DiskSpill("/x"), StoreIn(Memory())),
@@ -181,7 +181,7 @@ def test_masks_are_not_packed_twice():
 
 
 def test_what_looks_for_masks_leaves_floats_to_those_who_encode_all_of_them():
-    for step in (Quantize(), Cast(), Compress(), Encode(Shuffle()), Encode(Zstd())):
+    for step in (Quantize(), Cast(), Compress(), Encode(Sparse()), Encode(Zstd())):
         assert (PackMasks() | step).plan(spec()) == step.plan(spec())
         assert ((PackMasks() | Keep()) | (step | DiskSpill("/x"))).plan(spec()) == (step | DiskSpill("/x")).plan(spec())
     masks = PackMasks() | DiskSpill("/x")
@@ -259,7 +259,10 @@ def test_what_is_nested_too_deep_is_refused_with_a_name(build):
             lambda: Keep() | Quantize,
             r"chain.steps\[1\]: got the class Quantize, expected a policy such as Quantize\(\)",
         ),
-        (lambda: Zstd() | Keep(), r"chain.steps\[0\]: got the codec Zstd\(level=1\).*write Encode\(Zstd\(level=1\)\)"),
+        (
+            lambda: Zstd() | Keep(),
+            r"chain.steps\[0\]: got the codec Zstd\(level=1, shuffle=False\).*write Encode\(Zstd",
+        ),
     ],
 )
 def test_what_is_no_policy_is_refused(build, message):

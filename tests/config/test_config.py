@@ -83,8 +83,8 @@ def test_plain_form_passes_through_json_unchanged(policy):
 def test_names_of_codecs_and_stores_stand_for_policies():
     assert from_dict({"name": "zstd", "level": 9}) == Encode(Zstd(level=9))
     assert from_dict({"name": "memory", "budget": "1 KiB"}) == StoreIn(Memory(budget=1024))
-    assert parse("shuffle | zstd:level=9 | disk:directory=/x,direct=false") == Chain(
-        (*parse("shuffle | zstd:level=9").steps, StoreIn(Disk(directory="/x", direct=False)))
+    assert parse("sparse | zstd:level=9,shuffle=true | disk:directory=/x,direct=false") == Chain(
+        (*parse("sparse | zstd:level=9,shuffle=true").steps, StoreIn(Disk(directory="/x", direct=False)))
     )
 
 

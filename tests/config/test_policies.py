@@ -6,7 +6,7 @@ from policy_strategies import policies, specs
 
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.shuffle import Shuffle
+from tensorstash.codecs.sparse import Sparse
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.errors import ConfigError, PlanError
@@ -126,7 +126,7 @@ def test_every_codec_accepts_what_it_will_be_given(policy, spec):
         (lambda: Cast("int8"), "cast: .*int8"),
         (lambda: DiskSpill(budget="lots"), "disk_spill: disk.budget: got 'lots'"),
         (lambda: Encode(Zstd), "encode.codec: got <class .*Zstd'>, expected a codec"),
-        (lambda: StoreIn(Zstd()), r"store_in.store: got Zstd\(level=1\), expected a store"),
+        (lambda: StoreIn(Zstd()), r"store_in.store: got Zstd\(level=1, shuffle=False\), expected a store"),
         (lambda: Rule(Keep(), Keep()), r"rule.when: got Keep\(\), expected a selector"),
         (lambda: Rule(MinBytes(1), MinBytes(1)), r"rule.use: got MinBytes\(size=1\), expected a policy"),
         (lambda: Route(Rule(MinBytes(1), Keep())), r"route.rules: got Rule\(.*\), expected a tuple of Rule"),
@@ -141,7 +141,7 @@ def test_bad_values_are_refused_at_construction(build, message):
 
 
 def test_a_plan_whose_array_codec_follows_bytes_is_refused():
-    with pytest.raises(PlanError, match=r"Shuffle\(\) takes an array, but Zstd\(.*\) before it returns bytes"):
-        Plan((Zstd(), Shuffle()))
+    with pytest.raises(PlanError, match=r"Sparse\(\) takes an array, but Zstd\(.*\) before it returns bytes"):
+        Plan((Zstd(), Sparse()))
     with pytest.raises(PlanError):
-        Plan((Zstd(),)).then(Plan((Shuffle(),)))
+        Plan((Zstd(),)).then(Plan((Sparse(),)))

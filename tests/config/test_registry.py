@@ -198,11 +198,11 @@ def test_plug_in_that_takes_a_built_in_name_makes_that_name_an_error_and_no_othe
     printed = run("""
         import tensorstash.registry as registry
         from tensorstash.errors import ConfigError
-        print(registry.lookup("codecs", "flip").__module__, registry.lookup("codecs", "shuffle").__module__)
+        print(registry.lookup("codecs", "flip").__module__, registry.lookup("codecs", "sparse").__module__)
         try:
             registry.lookup("codecs", "zstd")
         except ConfigError as error:
             print(error)
     """)
-    assert printed[0] == "flipper tensorstash.codecs.shuffle"
+    assert printed[0] == "flipper tensorstash.codecs.sparse"
     assert "tensorstash.codecs.zstd:Zstd of tensorstash and by flipper:Flip of flipper" in printed[1]

@@ -18,8 +18,8 @@ from tensorstash.engine.stats import Stats, Tally
 from tensorstash.errors import StashError, StoreError, StoreFullError
 from tensorstash.policies import StoreIn
 from tensorstash.policies.limits import Limits
-from tensorstash.reference.autograd import modes, saved
-from tensorstash.reference.autograd.modes import HookPair, hook_stack
+from tensorstash.reference.autograd import graph, saved
+from tensorstash.reference.autograd.graph import HookPair, hook_stack
 from tensorstash.stores.memory import Memory, MemoryStore
 from tensorstash.testing import Gate, Gated
 from tensorstash.testing.labs.reference import ReferenceLab
@@ -63,7 +63,7 @@ class StopsRecording(ReferenceLab):
         try:
             super().backward(loss, retain_graph=retain_graph)
         except StashError:
-            modes._thread.grad_enabled = False
+            graph._thread.grad_enabled = False
             raise
 
 

@@ -56,7 +56,7 @@ class Limited:
     directory: str
 
     def open(self) -> Store:
-        calls = Syscalls(unnamed=False, unlink_open=False, preallocate=False, positioned=False, direct=False)
+        calls = Syscalls(preallocate=False, positioned=False, direct=False)
         return DiskStore(Disk(directory=self.directory), calls)
 
 

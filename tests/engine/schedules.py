@@ -68,6 +68,6 @@ class Auditor:
         for store, config in list(self.stores.items()):
             taken = store.used_bytes
             if isinstance(store, DiskStore) and store.slab is not None:
-                taken = max(taken, os.fstat(store.slab.file.fd).st_size)
+                taken = max(taken, os.fstat(store.slab.file.fileno()).st_size)
             if config.budget is not None and taken > config.budget:
                 self.excess.append(f"{taken} bytes in {config!r}")

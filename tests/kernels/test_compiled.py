@@ -30,7 +30,7 @@ def both_ways(call: Callable[[], Array]) -> tuple[Any, Any]:
     # Both at once: memory that is used again would hold the right bytes wherever none are written.
     compiled = outcome()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "active", kernels.DEFINED)
+        patch.setattr(native, "functions", None)
         outcomes = compiled, outcome()
     compiled, defined = (result if isinstance(result, str) else result.tobytes() for result in outcomes)
     return compiled, defined
@@ -45,7 +45,7 @@ def shifted(array: Array, by: int) -> Array:
 
 def converted(source: Array, dtype: str, wanted: str) -> Array:
     target = np.zeros(source.size, DTYPES[wanted].carrier)
-    kernels.active.convert(source, dtype, target, wanted)
+    kernels.convert(source, dtype, target, wanted)
     return target
 
 

@@ -6,7 +6,6 @@ from codec_cases import spec_of, special_floats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorstash import kernels
 from tensorstash.codecs import Affine
 from tensorstash.host import native
 from tensorstash.host.arrays import Array, borrowed
@@ -28,7 +27,7 @@ codecs = st.builds(
 def in_numpy(call: object, *arguments: object) -> Array:
     """Return what a method of a codec gives where nothing is compiled."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "active", kernels.DEFINED)
+        patch.setattr(native, "functions", None)
         array: Array = call(*arguments)  # type: ignore[operator]
         return array
 

@@ -17,7 +17,7 @@ from tensorstash.reference import (
     saved_tensors_hooks,
     tensor,
 )
-from tensorstash.reference.ops.elementwise import mul
+from tensorstash.reference.ops import mul
 
 
 def ones(requires_grad: bool = True) -> Tensor:

@@ -52,7 +52,7 @@ def assert_found(config, data, damage, message=None):
     store = config.open()
     slot = store.put(data.copy())
     slab = store.slab
-    fd = os.open(f"/proc/self/fd/{slab.file.fd}", os.O_RDWR)
+    fd = os.open(f"/proc/self/fd/{slab.file.fileno()}", os.O_RDWR)
     damage(fd, written := os.pread(fd, data.size, 0))
     with pytest.raises(CorruptDataError, match=message):
         store.get(slot)

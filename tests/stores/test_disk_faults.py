@@ -150,12 +150,11 @@ def test_a_store_that_is_being_read_closes_when_the_last_read_is_done(config, pa
             assert slow.begun.acquire(timeout=400)
         store.close()
         for _ in reading:
-            os.fstat(slab.file.fd)
+            assert not slab.file.closed
             slow.go_on.release()
             done, reading = wait(reading, return_when=FIRST_COMPLETED)
             assert all(np.array_equal(read.result(), payload(5_000)) for read in done)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(slab.file.fd)
+    assert slab.file.closed
 
 
 @pytest.mark.parametrize("place", ["none", "file"])
@@ -277,7 +276,7 @@ def test_where_no_blocks_can_be_reserved_zeros_are_written_and_it_is_tried_once(
     slots = [store.put(payload(PIECE, seed)) for seed in range(5)]
     assert all(np.array_equal(store.get(slot), payload(PIECE, seed)) for seed, slot in enumerate(slots))
     slab = store.slab
-    assert os.fstat(slab.file.fd).st_blocks * 512 >= store.file_bytes == os.fstat(slab.file.fd).st_size
+    assert os.fstat(slab.file.fileno()).st_blocks * 512 >= store.file_bytes == os.fstat(slab.file.fileno()).st_size
     assert asked.count(True) == 1
     del slots[:]
     check_usable(store, payload)
@@ -352,7 +351,7 @@ def test_what_a_refused_reservation_took_is_given_back(config, payload):
     with pytest.raises(StoreFullError):
         store.put(payload(PIECE))
     slab = store.slab
-    assert os.fstat(slab.file.fd).st_size == store.file_bytes == 4096
+    assert os.fstat(slab.file.fileno()).st_size == store.file_bytes == 4096
     assert np.array_equal(store.get(slot), payload(4096))
     store.close()
 
@@ -410,7 +409,7 @@ def test_zeros_that_do_not_fit_are_taken_back_and_named(config, payload, number)
     with pytest.raises(StoreError, match=errno.errorcode[number]):
         store.put(payload(3 * PIECE))
     slab = store.slab
-    assert os.fstat(slab.file.fd).st_size == store.file_bytes == before
+    assert os.fstat(slab.file.fileno()).st_size == store.file_bytes == before
     calls.board.lift()
     assert np.array_equal(store.get(small), payload(4096))
     store.delete(small)
@@ -422,7 +421,7 @@ def test_zeros_are_written_on_after_a_short_write(config, payload, most):
     store = DiskStore(config, faulty_calls(reserve=reserve_nothing(), write=at_most(most), read=at_most(most)))
     slot = store.put(payload(PIECE + 5))
     slab = store.slab
-    assert os.fstat(slab.file.fd).st_size == store.file_bytes
+    assert os.fstat(slab.file.fileno()).st_size == store.file_bytes
     assert np.array_equal(store.get(slot), payload(PIECE + 5))
     store.close()
 
@@ -442,7 +441,7 @@ def test_a_file_system_that_reserves_no_blocks_is_used_to_its_end(ext2, payload,
     with pytest.raises(StoreFullError, match="ENOSPC"):
         fill()
     slab = store.slab
-    assert os.fstat(slab.file.fd).st_blocks * 512 >= store.file_bytes
+    assert os.fstat(slab.file.fileno()).st_blocks * 512 >= store.file_bytes
     assert all(np.array_equal(store.get(slot), payload(2**20 + 5, seed)) for seed, slot in enumerate(slots))
     store.delete(slots.pop())
     assert np.array_equal(store.get(store.put(payload(2**20 + 5))), payload(2**20 + 5))
@@ -485,30 +484,29 @@ def test_a_record_that_nobody_refers_to_is_deleted(config, payload):
 
 
 def test_where_direct_transfers_cannot_be_tried_the_file_is_closed(tmp_path, monkeypatch):
-    files, made = [], slab_module.open_private_file
+    files, made = [], slab_module.TemporaryFile
 
-    def recorded(*arguments):
-        files.append(made(*arguments))
+    def recorded(**arguments):
+        files.append(made(**arguments))
         return files[-1]
 
-    monkeypatch.setattr(slab_module, "open_private_file", recorded)
+    monkeypatch.setattr(slab_module, "TemporaryFile", recorded)
     with pytest.raises(StoreError, match="trying direct I/O"):
         Slab(str(tmp_path), faulty_calls(enable_direct=refuse(errno.EIO)), direct=True, limit_bytes=None)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(files[0].fd)
+    assert files[0].closed
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_cannot_be_made_leaves_no_directory(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_made_leaves_nothing(tmp_path, monkeypatch):
     opened = os.open
 
     def refuse(path, flags, *mode, **options):
-        if flags & os.O_EXCL:
+        if flags & os.O_RDWR:
             raise OSError(errno.EMFILE, "Too many open files")
         return opened(path, flags, *mode, **options)
 
-    monkeypatch.setattr("tensorstash.stores.disk.scratch_file.os.open", refuse)
+    monkeypatch.setattr("tempfile._os.open", refuse)
     with pytest.raises(StoreError, match="Too many open files"):
-        Slab(str(tmp_path), Syscalls(unnamed=False), direct=False, limit_bytes=None)
+        Slab(str(tmp_path), Syscalls(), direct=False, limit_bytes=None)
     monkeypatch.undo()
     assert not list(tmp_path.iterdir())

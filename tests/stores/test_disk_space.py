@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 def blocks_on_disk(store) -> int:
-    return os.fstat(store.slab.file.fd).st_blocks * 512
+    return os.fstat(store.slab.file.fileno()).st_blocks * 512
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from tensorstash.stores.disk.free_space import FreeSpace
+from tensorstash.host.free_space import FreeSpace
 
 SIZE = 64
 

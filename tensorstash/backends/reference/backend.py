@@ -20,7 +20,7 @@ from tensorstash.reference import (
     saved_tensors_hooks,
     streams,
 )
-from tensorstash.reference.autograd.modes import hook_stack
+from tensorstash.reference.autograd.graph import hook_stack
 from tensorstash.reference.nn import Module
 from tensorstash.spec import ALIGNMENT, TensorSpec
 

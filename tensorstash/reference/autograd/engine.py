@@ -7,8 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
-from tensorstash.reference.autograd.graph import Edge, Node
-from tensorstash.reference.autograd.modes import no_grad, set_grad_enabled
+from tensorstash.reference.autograd.graph import Edge, Node, no_grad, set_grad_enabled
 from tensorstash.reference.creation import full
 from tensorstash.reference.tensor import AccumulateGrad, Tensor
 

@@ -26,8 +26,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tensorstash.reference.autograd.graph import Edge, Meta, Node
-from tensorstash.reference.autograd.modes import is_grad_enabled
+from tensorstash.reference.autograd.graph import Edge, Meta, Node, is_grad_enabled
 from tensorstash.reference.autograd.saved import SavedTensor
 from tensorstash.reference.errors import DeviceError
 from tensorstash.reference.storage.dtypes import Array, DType, as_dtype, float32, promote_number

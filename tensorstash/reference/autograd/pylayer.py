@@ -6,8 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from tensorstash.reference.autograd.graph import Edge, Meta, Node
-from tensorstash.reference.autograd.modes import is_grad_enabled, no_grad
+from tensorstash.reference.autograd.graph import Edge, Meta, Node, is_grad_enabled, no_grad
 from tensorstash.reference.autograd.saved import SavedTensor
 from tensorstash.reference.errors import InplaceError
 from tensorstash.reference.tensor import Tensor

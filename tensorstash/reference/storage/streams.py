@@ -25,11 +25,9 @@ class Schedule(Protocol):
 
     def pauses(self) -> bool:
         """Whether the device leaves the rest of its work for later; asked after each step that nobody waits for."""
-        ...
 
     def pick(self, streams: Sequence[Stream]) -> Stream:
         """Choose among the streams that have work they can do now; there is at least one."""
-        ...
 
 
 class Event:

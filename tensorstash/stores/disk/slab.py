@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +15,8 @@ import numpy as np
 from tensorstash.errors import CorruptDataError, StoreError, StoreFullError
 from tensorstash.host.arrays import Array, whole_pages
 from tensorstash.host.checksum import CHECKSUM_BLOCK, block_checksums, joint_checksum
+from tensorstash.host.free_space import FreeSpace
 from tensorstash.host.pages import BLOCK, HUGE_PAGE, page_aligned, round_up
-from tensorstash.stores.disk.free_space import FreeSpace
-from tensorstash.stores.disk.scratch_file import open_private_file
 from tensorstash.stores.disk.syscalls import FULL, UNSUPPORTED, Syscalls
 
 _GROWTH = 64 * 2**20
@@ -56,13 +56,12 @@ class Slab:
         self.directory = directory
         self.size = 0
         self.pid = os.getpid()
-        self._is_closed = False
         self._calls = calls
         self._limit = None if limit_bytes is None else limit_bytes // BLOCK * BLOCK
         self._space = FreeSpace()
         self._turn = nullcontext() if calls.positioned else threading.Lock()
         try:
-            self.file = open_private_file(directory, calls)
+            self.file = TemporaryFile(dir=directory, prefix="tensorstash-", buffering=0)  # noqa: SIM115
         except OSError as error:
             why = _REFUSALS.get(error.errno or 0)
             if why is None:
@@ -71,7 +70,7 @@ class Slab:
                 f"disk.directory: {directory!r} {why}; pass one that you may write to: DiskSpill('/path/on/a/disk')"
             ) from error
         try:
-            self.address_unit = calls.enable_direct(self.file.fd) if direct else 0
+            self.address_unit = calls.enable_direct(self.file.fileno()) if direct else 0
         except OSError as error:
             self.file.close()
             raise _failed(f"trying direct I/O in {directory!r}", error) from error
@@ -173,13 +172,11 @@ class Slab:
 
     def close(self) -> None:
         """Close the file, which is gone with that, but in a forked child, where the parent has it still; idempotent."""
-        if not self._is_closed:
-            self._is_closed = True
-            self.file.close(remove=os.getpid() == self.pid)
+        self.file.close()
 
     def _write_all(self, parts: list[Array], offset: int) -> None:
         def write(done: int) -> int:
-            return self._calls.write(self.file.fd, _after(parts, done), offset + done)
+            return self._calls.write(self.file.fileno(), _after(parts, done), offset + done)
 
         nbytes = sum(part.size for part in parts)
         if (done := self._transfer("writing", nbytes, write)) < nbytes:
@@ -187,7 +184,7 @@ class Slab:
 
     def _read_all(self, out: Array, offset: int) -> None:
         def read(done: int) -> int:
-            return self._calls.read(self.file.fd, out[done:], offset + done)
+            return self._calls.read(self.file.fileno(), out[done:], offset + done)
 
         if (done := self._transfer("reading", out.size, read)) < out.size:
             raise CorruptDataError(f"the slab in {self.directory!r} ends at byte {done} of a record of {out.size}")
@@ -216,7 +213,7 @@ class Slab:
         for size in dict.fromkeys((step, need)):
             try:
                 # Tried only where it fits: a refused reservation holds every free block until it is cut off.
-                if self._calls.available(self.file.fd, self.directory) < size:
+                if self._calls.available(self.file.fileno(), self.directory) < size:
                     continue
                 self._reserve(size)
             except OSError as error:
@@ -231,17 +228,17 @@ class Slab:
 
     def _reserve(self, size: int) -> None:
         try:
-            self._calls.reserve(self.file.fd, self.size, size)
+            self._calls.reserve(self.file.fileno(), self.size, size)
         except OSError as error:
             if error.errno not in UNSUPPORTED or not self._calls.preallocate:
                 raise
             self._cut()
             self._calls = replace(self._calls, preallocate=False)
-            self._calls.reserve(self.file.fd, self.size, size)
+            self._calls.reserve(self.file.fileno(), self.size, size)
 
     def _cut(self) -> None:
         try:
-            self._calls.truncate(self.file.fd, self.size)
+            self._calls.truncate(self.file.fileno(), self.size)
         except OSError as error:
             raise _failed(f"cutting the slab in {self.directory!r} to {self.size} bytes", error) from error
 

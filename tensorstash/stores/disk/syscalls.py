@@ -33,15 +33,11 @@ class Syscalls:
     place where storage can fail, and so the place to plant faults.
 
     Args:
-        unnamed: files can be created without a name (``O_TMPFILE``).
-        unlink_open: an open file can lose its name.
         direct: reads and writes can bypass the page cache (``O_DIRECT``).
         preallocate: blocks can be reserved without writing them (``posix_fallocate``).
         positioned: reads and writes can name their offset (``pwritev``, ``preadv``).
     """
 
-    unnamed: bool = hasattr(os, "O_TMPFILE")
-    unlink_open: bool = os.name == "posix"
     direct: bool = hasattr(os, "O_DIRECT")
     preallocate: bool = hasattr(os, "posix_fallocate")
     positioned: bool = hasattr(os, "pwritev") and hasattr(os, "preadv")

@@ -1,15 +1,14 @@
-"""The free bytes of a file."""
+"""The free bytes of a file, or of memory that is handed out in parts."""
 
 from bisect import bisect_left, insort
 
 
 class FreeSpace:
-    """The free extents of one file: best fit, lowest offset first among equals, neighbours joined.
+    """The free extents of one file or memory: best fit, lowest offset first among equals, neighbours joined.
 
     Every step costs one binary search and the shift of a list of free extents. Not thread-safe.
 
-    >>> space = FreeSpace()
-    >>> space.give(0, 100)
+    >>> space = FreeSpace(100)
     >>> space.take(30), space.take(30), space.take(50)
     (0, 30, None)
     >>> space.give(0, 30)
@@ -19,11 +18,13 @@ class FreeSpace:
 
     __slots__ = ("_by_size", "_end_of", "_start_of", "free_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 0) -> None:
         self._by_size: list[tuple[int, int]] = []
         self._end_of: dict[int, int] = {}
         self._start_of: dict[int, int] = {}
         self.free_bytes = 0
+        if size:
+            self.give(0, size)
 
     def take(self, size: int) -> int | None:
         """Return the offset of ``size`` bytes that are free no longer, or None if no extent is that large."""
