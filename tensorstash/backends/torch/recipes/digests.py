@@ -33,7 +33,7 @@ def device_digest(whole: Tensor) -> Tensor:
     bits = whole.as_strided((whole.numel(),), (1,), whole.storage_offset())
     if bits.is_complex():
         bits = torch.view_as_real(bits).reshape(-1)
-    place = bits.nbytes | bits.storage_offset() * bits.itemsize | bits.data_ptr()
+    place = bits.nbytes | bits.itemsize * int(bits.storage_offset()) | bits.data_ptr()
     words = bits.view(next(dtype for width, dtype in _WORDS.items() if not place % width))
     if not whole.is_cpu:
         from tensorstash.backends.torch.quantize import runs_on  # imports Triton, which takes time
