@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import py_object, pythonapi
 from warnings import warn
 
@@ -27,6 +28,9 @@ _UNIT = 512
 _LEAST_CHUNK, _MOST_CHUNK = 64 * 2**10, 256 * 2**20
 _PART_OF_ALL = 8
 """A chunk is an eighth of the bytes that are locked already, so that the last one leaves little unused."""
+
+_PART_BYTES, _MOST_THREADS = 16 * 2**20, 8
+"""Of new memory that a thread touches, and threads that do so."""
 
 _STEPS_UNUSED = 100
 
@@ -49,6 +53,7 @@ def registered_pages(lock: Callable[[Array], Callable[[], None]], nbytes: int) -
         OSError: they cannot be locked.
     """
     memory = mapped_pages(nbytes)
+    _touch(memory)
     try:
         weakref.finalize(lender(memory), lock(memory)).atexit = False
     except OSError:
@@ -57,6 +62,14 @@ def registered_pages(lock: Callable[[Array], Callable[[], None]], nbytes: int) -
         pythonapi.Py_IncRef(py_object(memory))
         raise
     return memory
+
+
+def _touch(memory: Array) -> None:
+    """Have the system hand out pages to several threads at once: to a lock it does so one by one."""
+    parts = [memory[start : start + _PART_BYTES : BLOCK] for start in range(0, memory.nbytes, _PART_BYTES)]
+    if len(parts) > 1:
+        with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1, _MOST_THREADS)) as pool:
+            list(pool.map(lambda part: part.fill(0), parts))
 
 
 class PinnedMemory:

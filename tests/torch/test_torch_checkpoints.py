@@ -3,6 +3,7 @@
 import copy
 import pickle
 import random
+import time
 from collections import deque
 from contextlib import nullcontext
 from functools import partial
@@ -397,6 +398,26 @@ class Refers(Block):
 
     def forward(self, x):
         return super().forward(x * self.scale + self.weights[0].mean() + self.lookup["by name"][1])
+
+
+class Unwritten(torch.autograd.Function):
+    """Saves memory that nobody has written, as flash attention does on CUDA."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x, torch.tensor(time.perf_counter_ns(), dtype=torch.uint64))
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0].cos()
+
+
+def test_a_random_state_that_nobody_has_written_does_not_tell_two_calls_apart(x):
+    model = network(lambda: Odd(lambda _, value: Unwritten.apply(value)))
+    with ts.wrap(model, "checkpoint") as handle:
+        model(x.requires_grad_()).sum().backward()
+    assert set(handle.stats().blocks) == {CHECKPOINTED}
 
 
 def test_a_block_that_reads_what_it_refers_to_is_checkpointed(x, same_bits):

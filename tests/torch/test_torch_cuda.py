@@ -3,19 +3,25 @@
 Not collected where there is no device; the orders themselves are proved without one, by simulated streams.
 """
 
+import random
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import tensorstash as ts
+from tensorstash.backends.torch.recipes.digests import device_digest
+from tensorstash.backends.torch.streams import DeviceStreams
 from tensorstash.errors import BackendError
 from tensorstash.policies.limits import Limits
 from tensorstash.testing import BackendSuite
 from tensorstash.testing.labs.torch import TorchLab
-from tests.device.models import Attention
+from tests.device.models import MODELS, Attention, gradients, made
 
 pytestmark = pytest.mark.gpu
 
@@ -44,8 +50,10 @@ def stash(limits: Limits = TIGHT) -> ts.Stash:
 def no_synchronisation() -> Iterator[None]:
     """Refuse every call that makes the host wait for the device."""
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a prototype
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -105,3 +113,110 @@ def test_a_graph_that_is_captured_is_refused() -> None:
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(BackendError, match="CUDA graph"), torch.cuda.graph(graph), stash():
         (x * 1.0).exp()
+
+
+POLICIES = ("cpu_offload", "recompute | cpu_offload", "compress | cpu_offload", "disk_spill")
+
+
+@pytest.fixture
+def deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("deterministic")
+def test_models_train_the_same(name: str, policy: str) -> None:
+    network, batch = made(name, "cuda:0")
+    expected = gradients(network, batch, steps=2)
+    one = ts.stash(policy, framework="torch", min_bytes=0, limits=TIGHT)
+    assert gradients(network, batch, lambda: one, steps=2) == expected
+    assert one.stats().stashed.tensors
+
+
+def test_blocks_with_flash_attention_are_computed_again() -> None:
+    network, x = nn.TransformerEncoderLayer(64, 2, batch_first=True, dtype=torch.bfloat16), torch.randn(2, 64, 64)
+    stack = nn.TransformerEncoder(network, 4, enable_nested_tensor=False).to("cuda:0").train()
+    noise = [torch.full((8,), value, dtype=torch.uint64, device="cuda") for value in range(64)]
+    del noise  # and with it what unwritten memory holds
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), ts.wrap(stack, "checkpoint") as handle:
+        stack(x.to("cuda:0", torch.bfloat16)).float().square().mean().backward()
+    assert set(handle.stats().blocks) == {"checkpointed"}
+
+
+@pytest.mark.parametrize("policy", ["checkpoint", "checkpoint | cpu_offload", "recompute | cpu_offload"])
+@pytest.mark.usefixtures("deterministic")
+def test_wrapped_transformers_train_the_same_under_autocast(policy: str) -> None:
+    config = GPT2Config(n_layer=4, n_embd=128, n_head=4, vocab_size=500, use_cache=False, attn_implementation="eager")
+    torch.manual_seed(0)
+    network = GPT2LMHeadModel(config).to("cuda:0").train()
+    tokens = torch.randint(0, 500, (4, 64), device="cuda:0")
+
+    def losses() -> list[bytes]:
+        found = []
+        for step in range(4):
+            torch.manual_seed(step)
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = network(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            found += [p.grad.cpu().numpy().tobytes() for p in network.parameters() if p.grad is not None]
+            network.zero_grad(set_to_none=True)
+        return found
+
+    expected = losses()
+    for budget in (None, "4MiB"):
+        with ts.wrap(network, policy, min_bytes=0, budget=budget):
+            assert losses() == expected
+
+
+@pytest.mark.parametrize("policy", ["cpu_offload", "recompute | cpu_offload", "quantize:bits=8 | cpu_offload"])
+@pytest.mark.usefixtures("deterministic")
+def test_no_gradient_depends_on_when_copies_end(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, batch = made("language", "cuda:0")
+    if policy.startswith("quantize"):
+        waiting = ts.stash(policy, framework="torch", min_bytes=0, limits=AT_ONCE)
+        expected = gradients(network, batch, lambda: waiting, steps=2)
+    else:
+        expected = gradients(network, batch, steps=2)
+    dice, copy = random.Random(0), DeviceStreams._copy
+
+    def late(self, tensor, array, stream, *, is_out):  # type: ignore[no-untyped-def]
+        with stream:
+            torch.cuda._sleep(dice.choice([0, 0, 10_000, 1_000_000]))
+        copy(self, tensor, array, stream, is_out=is_out)
+
+    monkeypatch.setattr(DeviceStreams, "_copy", late)
+    for _ in range(20):
+        limits = Limits(in_flight=dice.choice([0, 20_000, 2**20]), ahead=dice.choice([0, 20_000, 2**20]))
+        one = ts.stash(policy, framework="torch", min_bytes=0, limits=limits)
+        assert gradients(network, batch, lambda one=one: one, steps=2) == expected
+
+
+def test_a_digest_of_a_card_depends_on_every_bit_and_its_place() -> None:
+    for dtype in (torch.bool, torch.uint8, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
+        one = torch.randint(0, 2, (10_007,), device="cuda").to(dtype)
+        bits, before = one.view(torch.uint8), device_digest(one)
+        assert torch.equal(before, device_digest(one.clone()))
+        bits[-1] ^= 1
+        assert not torch.equal(before, device_digest(one))
+        bits[-1] ^= 1
+        one[:] = one.flip(0)
+        assert not torch.equal(before, device_digest(one))
+
+
+def test_memory_of_checkpoints_is_never_more_with_copies_around() -> None:
+    torch.manual_seed(0)
+    network, x = nn.Sequential(*(Attention(512) for _ in range(8))).to("cuda:0"), torch.randn(8, 256, 512)
+    x = x.to("cuda:0")
+
+    def peak(policy: str) -> int:
+        with ts.wrap(network, policy) if policy else nullcontext():
+            for _ in range(3):
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+                floor = torch.cuda.memory_allocated()
+                network(x).square().mean().backward()
+                network.zero_grad(set_to_none=True)
+        return torch.cuda.max_memory_allocated() - floor
+
+    assert peak("checkpoint | cpu_offload") <= peak("checkpoint") < peak("")

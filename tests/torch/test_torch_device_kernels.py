@@ -130,6 +130,33 @@ def test_quantization(dtype: str, bits: int, rounding: str, content: str, place:
             assert device_kernel(codec, spec_of(tensor)) is None
 
 
+@needs_triton
+def test_kernels_compile_for_a_card_where_a_number_of_theirs_is_one() -> None:
+    # Triton makes an argument of 1 a constant, which not all of its functions take.
+    program = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from tensorstash.backends.torch import quantize
+from tensorstash.backends.torch.recipes import digest_kernel
+ones = dict.fromkeys(["count", "per_row", "length", "size"], 1)
+flags = dict(TALL=8, WIDTH=128, WHOLE=False, BITS=4, DTYPE="bf16")
+types = dict(source="*i16", target="*i16", payload="*u8", seed="i32", words="*i64", total="*i64", count="i32")
+for kernel, constants, options in (
+    (quantize._quantize, ones | flags | dict(STOCHASTIC=False), quantize.OPTIONS),
+    (quantize._dequantize, ones | flags, quantize.OPTIONS),
+    (digest_kernel._add, dict(MULTIPLIER=-7046029254386353131, TILE=4096), dict()),
+):
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types[name] for name in names}
+    places = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places)
+    assert "ptx" in compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+
+
 @pytest.mark.parametrize("group_size", [2000, 16_384])
 def test_long_groups(group_size: int, place: str) -> None:
     tensor = floats((2, min(3 * group_size + 8, 50_000)), "float32", "specials")

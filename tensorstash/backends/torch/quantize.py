@@ -258,7 +258,7 @@ def _bytes(
 ):  # fmt: skip
     """Return where in the payload the codes of this program are, and which of the places exist."""
     column = tl.arange(0, WIDTH * BITS // 8)
-    first = tl.multiple_of(8 * count, 8) + start * BITS // 8
+    first = 8 * count + start * BITS // 8
     if WHOLE:
         inside = there[:, None] & (column >= 0)[None, :]
     else:
