@@ -1,6 +1,6 @@
 """Optional knowledge of a framework's graph and memory."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -106,8 +106,8 @@ class SupportsGraph(Protocol[T_contra]):
     Under one that does not, the stashed bytes are copied before ``pack`` returns.
     """
 
-    def holders(self, tensor: T_contra, /) -> int:
-        """Return how many objects hold the tensor's memory: itself, aliases and views of it, and whatever else does.
+    def holders(self, tensors: Sequence[T_contra], /) -> list[int]:
+        """Return how many objects hold each tensor's memory: itself, aliases and views of it, and whatever else does.
 
         Whoever can read or write it without holding it (other libraries, other processes) makes the tensors of that
         memory ones with a :meth:`Backend.keep_reason`.

@@ -111,7 +111,9 @@ def run_again(operation: Any, values: Sequence[Any]) -> Any:
     """Return the result of a recipe's operation on its inputs."""
     kind = type(operation)
     if kind is Call:
-        operands = [run_again(operand, values) for operand in operation.operands]
+        operands: list[Any] = []
+        for operand in operation.operands:  # most are inputs, which take no frame
+            operands.append(values[operand] if type(operand) is int else run_again(operand, values))
         return operation.rule.run(*operation.settings, *operands)
     if kind is int:
         return values[operation]

@@ -163,9 +163,10 @@ class Adviser:
             self._most_at_once = max(self._most_at_once, *self._asked.values(), 0)
             self._judge(is_last=True)
 
-    def asked(self, graph: int, nbytes: int) -> None:
-        """Note that a saved tensor was asked for by a compiled graph."""
-        self._asked[graph] = self._asked.get(graph, 0) + nbytes
+    def asked(self, graph: int | None, nbytes: int) -> None:
+        """Note that a saved tensor was asked for, by a compiled graph or none."""
+        if graph is not None:
+            self._asked[graph] = self._asked.get(graph, 0) + nbytes
 
     def step_ended(self) -> None:
         """Note the end of a step."""

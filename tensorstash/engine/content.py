@@ -9,12 +9,12 @@ from weakref import ref
 
 import numpy as np
 
-from tensorstash.engine.ladder import Fate, Record
+from tensorstash.engine.ladder import Record
 from tensorstash.engine.place import Place, Stored
 from tensorstash.engine.readers import Reading
 from tensorstash.engine.shared_span import Rebuilt, SharedSpan, memory_of
 from tensorstash.errors import CodecError, SlotGoneError, StashError, StoreError, TensorStashError, modified
-from tensorstash.host.arrays import borrowed
+from tensorstash.host.arrays import borrowed, lender
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.futures import Future
 from tensorstash.host.workers import Workers
@@ -65,9 +65,9 @@ class Content:
     """
 
     __slots__ = (
-        "__weakref__", "_ahead", "_data", "_error", "_is_alone", "_lease", "_loaded_nbytes", "_loading",
-        "_lock", "_probe", "_readers", "_rebuilt", "_span", "_stored", "_uses", "_version", "alias", "index",
-        "is_private", "is_quick", "loses", "nbytes", "place", "reading", "record", "spec", "state", "token",
+        "__weakref__", "_ahead", "_data", "_error", "_is_alone", "_lease", "_loading", "_lock", "_probe",
+        "_readers", "_rebuilt", "_span", "_stored", "_uses", "_version", "alias", "index", "is_private",
+        "is_quick", "loaded_nbytes", "loses", "nbytes", "place", "reading", "record", "spec", "state", "token",
         "users",
     )  # fmt: skip
 
@@ -103,7 +103,7 @@ class Content:
         self._probe = probe
         self.is_private = probe is not None
         """Whether the source is the engine's own, so that nobody may get it and it may become the payload."""
-        self._is_alone = False
+        self._is_alone = not self.is_private
         self.loses = self.is_private and not place.is_lossless
         """Whether it comes back with a loss. Until its readers have decided that, its source comes back as it is."""
         self.is_quick = place.tier == "memory"
@@ -111,8 +111,8 @@ class Content:
         self.users, self._uses = 1, 0
         self._ahead, self._readers = ahead, readers
         self._span = span
-        # A content with memory to share is copied there, and takes twice as much until then.
-        self._loaded_nbytes = self.nbytes if span is None else 2 * self.nbytes
+        self.loaded_nbytes = self.nbytes if span is None else 2 * self.nbytes
+        """Bytes that it takes when it is back: with memory to share it is copied there, and takes twice as much."""
         self._lock = threading.Lock()
         self._stored: Stored | None = None
         self._error: TensorStashError | None = None
@@ -132,9 +132,9 @@ class Content:
 
     # Into its place
 
-    def is_owned(self) -> None:
-        """Note that nobody else has the memory of its source: nothing is refused once the bytes are captured."""
-        self._is_alone = True
+    def is_held(self) -> None:
+        """Note that others may have the memory of its source when it is captured: what they write to it is refused."""
+        self._is_alone = False
 
     def launch(self) -> None:
         """Begin with the part that only the thread that saved the tensor can do."""
@@ -181,12 +181,6 @@ class Content:
         is_array = isinstance(source, np.ndarray)  # copied to the host where it was saved
         described = f"elements of {self.place.spec}" if is_array else self.place.backend.describe(source)
         return StashError(f"reading {described} raised {type(error).__name__}: {error}")
-
-    @property
-    def may_stay(self) -> bool:
-        """Whether a budget may leave the tensor where it is, as it loses nothing and no plan says that it leaves."""
-        may = self.place.is_lossless and not self.is_recipe
-        return may and (self.record is None or self.record.fate is not Fate.STORE)
 
     @property
     def source(self) -> Any:
@@ -252,10 +246,12 @@ class Content:
         """Start reading on another thread; return False if the budget has no room for the result."""
         with self._lock:
             if self._lease is None:
-                self._lease = self._ahead.try_acquire(self._loaded_nbytes)
+                self._lease = self._ahead.try_acquire(self.loaded_nbytes)
                 if self._lease is None:
                     return False
-                self._loading = self._begin_load()
+                assert self._stored is not None, "asked to read a content that was never stored"
+                # Weakly: work that waits in a queue must not keep the slot.
+                self._loading = self._readers.submit(partial(_load, self.place, ref(self._stored)))
                 self.state = State.LOADING
         return True
 
@@ -263,7 +259,7 @@ class Content:
         """Drop the decoded bytes, to be read again for the next request."""
         loading = self._loading
         if loading is not None and not loading.cancel():
-            self._wait(loading)
+            return  # it is under way, for somebody who asks
         with self._lock:
             if self._lease is not None and self._loading is loading:
                 self._loading = None
@@ -297,7 +293,7 @@ class Content:
                     self._rebuilt = Rebuilt(backend.detached(tensor), spec, backend.version(tensor), memory)
                     return place.relaid(self._rebuilt.tensor, spec, spec)
         if lease is not None:  # it is in the hands of backward
-            lease.follow(memory_of(data, self._span), self.nbytes)
+            lease.follow(lender(data) if self._span is None else memory_of(data, self._span), self.nbytes)
         return tensor
 
     def _reuse(self) -> Rebuilt | None:
@@ -315,7 +311,7 @@ class Content:
             lease.follow(rebuilt.memory, self.nbytes)
         return rebuilt
 
-    def _load(self) -> tuple[Any, Lease | None]:
+    def _load(self, *, may_hold: bool = True) -> tuple[Any, Lease | None]:
         """Return data for the place to rebuild tensors from, and the bytes that nobody else needs any more."""
         with self._lock:
             data, loading, self._loading = self._data, self._loading, None
@@ -329,47 +325,11 @@ class Content:
                 with self._lock:
                     self._let_go()
             raise
-        return self._hand_out(data)
-
-    def _begin_load(self) -> Future[Any]:
-        assert self._stored is not None, "asked to read a content that was never stored"
-        # Weakly: work that waits in a queue must not keep the slot.
-        return self._readers.submit(partial(_load, self.place, ref(self._stored)))
-
-    def _decode(self) -> Any:
-        """Return the decoded bytes, by way of a thread that can be given up if the store may hang."""
-        if not self.place.may_hang:
-            return self.place.load(self._stored)  # type: ignore[arg-type]  # it is stored
-        data = self._read(self._begin_load())
-        if data is None:
-            raise StoreError(f"{self.place.label}: the thread that read {self.nbytes} bytes was killed")
-        return data
-
-    def _read(self, loading: Future[Any]) -> Any:
-        """Return the result of a reader, or None if the reader was lost meanwhile."""
-        data, failure = self._wait(loading)
-        if isinstance(failure, TensorStashError):
-            # Raised as it is, it would refer to this frame, which refers to it through the future.
-            raise failure.again()
-        is_lost = isinstance(failure, TimeoutError | RuntimeError)
-        return data if failure is None or is_lost else loading.result()
-
-    def _wait(self, loading: Future[Any]) -> tuple[Any, BaseException | None]:
-        timeout_s = self._readers.timeout_s
-        try:
-            return loading.outcome(timeout_s)
-        except TimeoutError as error:
-            self._loading = loading  # still under way, and still in the budget
-            took = f"reading {self.nbytes} bytes took longer than {timeout_s} seconds"
-            cure = "the device hangs, or timeout_s is too short for it"
-            raise StoreError(f"{self.place.label}: {took}; {cure}") from error
-
-    def _hand_out(self, data: Any) -> tuple[Any, Lease | None]:
         with self._lock:
-            self._uses += 1
-            if self._uses % self.users != 0 and not self.place.is_at_hand:
+            self._uses += may_hold
+            if may_hold and self._uses % self.users and not self.place.is_at_hand:
                 if self._lease is None:
-                    self._lease = self._ahead.try_acquire(self._loaded_nbytes)
+                    self._lease = self._ahead.try_acquire(self.loaded_nbytes)
                 if self._lease is not None:
                     self.state = State.LOADED
                     if not self.place.backend.backward_writes:
@@ -377,6 +337,32 @@ class Content:
                     self._data = data
                     return borrowed(data), None
             return data, self._let_go()
+
+    def _decode(self) -> Any:
+        """Return the decoded bytes, by way of a thread that can be given up if the store may hang."""
+        assert self._stored is not None, "asked to read a content that was never stored"
+        if not self.place.may_hang:
+            return self.place.load(self._stored)
+        data = self._read(self._readers.submit(partial(_load, self.place, ref(self._stored))))
+        if data is None:
+            raise StoreError(f"{self.place.label}: the thread that read {self.nbytes} bytes was killed")
+        return data
+
+    def _read(self, loading: Future[Any]) -> Any:
+        """Return the result of a reader, or None if the reader was lost meanwhile."""
+        timeout_s = self._readers.timeout_s
+        try:
+            data, failure = loading.outcome(timeout_s)
+        except TimeoutError as error:
+            self._loading = loading  # still under way, and still in the budget
+            took = f"reading {self.nbytes} bytes took longer than {timeout_s} seconds"
+            cure = "the device hangs, or timeout_s is too short for it"
+            raise StoreError(f"{self.place.label}: {took}; {cure}") from error
+        if isinstance(failure, TensorStashError):
+            # Raised as it is, it would refer to this frame, which refers to it through the future.
+            raise failure.again()
+        is_lost = isinstance(failure, TimeoutError | RuntimeError)
+        return data if failure is None or is_lost else loading.result()
 
     def _let_go(self) -> Lease | None:
         """Forget the decoded bytes, under the lock; return its bytes."""

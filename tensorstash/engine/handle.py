@@ -1,13 +1,135 @@
-"""The handles that the autograd graph holds in place of saved tensors."""
+"""The handles that the autograd graph holds in place of saved tensors, and the state that they share with a session."""
 
+from collections.abc import Callable
 from typing import Any
 
+from tensorstash.abilities import Backend, SupportsGraph
+from tensorstash.engine.advice import Adviser
 from tensorstash.engine.content import Content
-from tensorstash.engine.state import Kept, SessionState
+from tensorstash.engine.ledger import Ledger
+from tensorstash.engine.prefetch import Prefetcher
+from tensorstash.engine.readers import Demands
+from tensorstash.engine.residency import Residency
 from tensorstash.engine.stretch import Stretch
 from tensorstash.errors import StashError, modified
 from tensorstash.protocols import Demand
 from tensorstash.spec import TensorSpec
+
+Kept = tuple["SessionState", Any, int]
+"""A tensor that stays as it is: who has kept it, an alias, its in-place version when it was saved.
+
+A bare tuple, since most saved tensors are kept, and each costs one of these."""
+
+Handle = Kept | Callable[[], Any]
+"""Handles, the results of ``pack``. :meth:`SessionState.restore` makes the saved tensor of one, any number of times, on
+any thread.
+
+The graph owns the handle, and the handle owns its share of a slot.
+"""
+
+
+class SessionState:
+    """The parts of a session that its handles need. Holds no payload.
+
+    Args:
+        backend: the framework's adapter.
+        ledger: where everything is counted.
+        adviser: warns where the session has no effect.
+        prefetcher: reads ahead of requests.
+        residency: of the session's contents; None where the framework does not tell who holds a memory.
+    """
+
+    def __init__(
+        self,
+        backend: Backend[Any],
+        ledger: Ledger,
+        adviser: Adviser,
+        prefetcher: Prefetcher,
+        residency: Residency | None,
+    ) -> None:
+        self.backend = backend
+        self.adviser = adviser
+        self.ledger = ledger
+        self.prefetcher, self.residency = prefetcher, residency
+        # Looked up once: these run for every tensor, and to ask for an ability takes longer than to use it.
+        self.version = backend.version
+        graph = backend if isinstance(backend, SupportsGraph) else None
+        self.compiled_graph = None if graph is None else graph.compiled_graph
+        self.running_demand = None if graph is None else graph.running_demand
+        self.may_write = bool if graph is None else graph.may_write
+        self.demands = Demands()
+        self.was_asked = False
+        """Whether a handle has been restored since this was last set to False."""
+
+    def step_began(self) -> None:
+        """Forget that a handle was restored."""
+        self.was_asked = False
+
+    @staticmethod
+    def restore(handle: Any) -> Any:
+        """Return a saved tensor, after the version check that frameworks skip once hooks are set.
+
+        Raises:
+            SavedTensorModifiedError: it was modified in place since it was saved, or before its bytes were captured.
+            StashError: the bytes could not be captured, loaded or decoded; the message names stage, codec and tensor.
+        """
+        kind = type(handle)
+        if kind is tuple or kind is KeptHandle:
+            # Without the frame of a bound method: most saved tensors come here.
+            self, alias, version = handle if kind is tuple else handle.kept
+            now = self.version(alias)
+            if now != version:
+                raise modified(self.backend.describe(alias), now, version)
+            self.was_asked = True
+            return alias
+        if kind is not Stashed:
+            return handle()
+        self, content, spec, stretch = handle.state, handle.content, handle.spec, handle.stretch
+        self.was_asked = True
+        self.ledger.unpacked()
+        if self.adviser.watches and self.compiled_graph is not None:
+            self.adviser.asked(self.compiled_graph(), spec.nbytes)
+        if stretch is not None:
+            self.prefetcher.asked(stretch, content.index)
+        if content.reading is not None and handle.wants_reader:
+            self._learn(handle)
+        # Once it is known, its capture is over: no source comes back.
+        source = None if content.alias is None and not content.is_streamed else content.source
+        if source is None:
+            tensor = content.restore(spec)
+        else:
+            self.ledger.forwarded()
+            tensor = self._forward(content, source, spec)
+        if content.is_streamed and stretch is not None:
+            self.prefetcher.prefetch_to_device(stretch)
+        return tensor
+
+    def _learn(self, handle: "Stashed") -> None:
+        """Learn the demand of the operation that asks, for the next content of this kind."""
+        place, reading = handle.content.place, handle.content.reading
+        kind = None if reading is None else reading.kind
+        demand = None if kind is None or self.running_demand is None else self.running_demand(handle)
+        if reading is None or demand is None:
+            return
+        self.demands.learn(kind, demand)
+        if reading.trusts_learned and place.plan.within(demand) != place.plan:
+            raise StashError(
+                f"{place.label}: backward needs the tensor exactly, and did not in the "
+                f"steps before, so that it was encoded with a loss; from the next step on it is not"
+            )
+
+    def _forward(self, content: Content, source: Any, spec: TensorSpec) -> Any:
+        """Return the tensor for a reader while the bytes have not left."""
+        place, residency = content.place, self.residency
+        if content.loses:
+            tensor = place.round_trip(source, content.spec, spec)
+        elif residency is None:
+            tensor = place.copy(source, content.spec, spec)
+        else:
+            tensor = place.forward(source, content.spec, spec, may_give=residency.may_give(content))
+        if tensor is not source:  # else its version was compared
+            content.raise_failure()
+        return tensor
 
 
 class KeptHandle:
@@ -18,14 +140,11 @@ class KeptHandle:
         is_made: whether the graph has made the tensor, as far as that is known.
     """
 
-    __slots__ = ("__weakref__", "is_made", "state", "tensor", "version")
+    __slots__ = ("__weakref__", "is_made", "kept", "state", "tensor")
 
     def __init__(self, kept: Kept, *, is_made: bool) -> None:
-        (self.state, self.tensor, self.version), self.is_made = kept, is_made
-
-    def __call__(self) -> Any:
-        """Return the tensor; see :meth:`SessionState.restore`."""
-        return SessionState.restore((self.state, self.tensor, self.version))
+        self.kept, self.is_made = kept, is_made
+        self.state, self.tensor, _ = kept
 
     def peek(self) -> Any:
         """Return the tensor, to look at it and drop it.
@@ -33,10 +152,11 @@ class KeptHandle:
         Raises:
             SavedTensorModifiedError: it was modified in place since it was saved.
         """
-        now = self.state.version(self.tensor)
-        if now != self.version:
-            raise modified(self.state.backend.describe(self.tensor), now, self.version)
-        return self.tensor
+        state, tensor, version = self.kept
+        now = state.version(tensor)
+        if now != version:
+            raise modified(state.backend.describe(tensor), now, version)
+        return tensor
 
 
 class Stashed:
@@ -51,15 +171,19 @@ class Stashed:
         spec: layout of the tensor.
     """
 
-    __slots__ = ("__weakref__", "_spec", "_stretch", "content", "state", "wants_reader")
+    __slots__ = ("__weakref__", "content", "spec", "state", "stretch", "wants_reader")
 
     def __init__(self, state: SessionState, content: Content, stretch: Stretch | None, spec: TensorSpec) -> None:
         self.state = state
         self.content = content
-        self._stretch = stretch
-        self._spec = spec
+        self.stretch = stretch
+        self.spec = spec
         self.wants_reader = True
         """Whether the demand of the operation that saved it is still unknown."""
+
+    def __call__(self) -> Any:
+        """Return the saved tensor; see :meth:`SessionState.restore`."""
+        return SessionState.restore(self)
 
     def is_read_by(self, demand: Demand) -> None:
         """Note the demand of the operation that saved it."""
@@ -68,30 +192,6 @@ class Stashed:
             if self.content.reading is not None:
                 self.content.reading.is_read_by(demand)
 
-    def __call__(self) -> Any:
-        """Return the saved tensor: its source if the bytes have not left and lose nothing, else a fresh tensor.
-
-        Raises:
-            SavedTensorModifiedError: it was modified in place before its bytes were captured.
-            StashError: the bytes could not be captured, loaded or decoded; the message names stage, codec and tensor.
-        """
-        state, content, spec, stretch = self.state, self.content, self._spec, self._stretch
-        state.asked(spec.nbytes)
-        if stretch is not None:
-            state.prefetcher.asked(stretch, content.index)
-        if self.wants_reader and content.reading is not None:
-            self._learn()
-        # Once it is known, its capture is over: no source comes back.
-        source = None if content.alias is None and not content.is_streamed else content.source
-        if source is None:
-            tensor = content.restore(spec)
-        else:
-            state.ledger.forwarded()
-            tensor = self._forward(source)
-        if stretch is not None and content.is_streamed:
-            state.prefetcher.prefetch_to_device(stretch)
-        return tensor
-
     @property
     def is_exact(self) -> bool:
         """Whether it comes back equal to the bit, whatever reads it."""
@@ -99,31 +199,4 @@ class Stashed:
 
     def peek(self) -> Any:
         """Return the tensor to look at it and drop it; nobody is told, and nothing is read ahead."""
-        return self.content.peek(self._spec)
-
-    def _learn(self) -> None:
-        """Learn the demand of the operation that asks, for the next content of this kind."""
-        state, place, reading = self.state, self.content.place, self.content.reading
-        kind = None if reading is None else reading.kind
-        demand = None if kind is None or state.running_demand is None else state.running_demand(self)
-        if reading is None or demand is None:
-            return
-        state.demands.learn(kind, demand)
-        if reading.trusts_learned and place.plan.within(demand) != place.plan:
-            raise StashError(
-                f"{place.label}: backward needs the tensor exactly, and did not in the "
-                f"steps before, so that it was encoded with a loss; from the next step on it is not"
-            )
-
-    def _forward(self, source: Any) -> Any:
-        """Return the tensor for a reader while the bytes have not left."""
-        content, spec, place, residency = self.content, self._spec, self.content.place, self.state.residency
-        if content.loses:
-            tensor = place.round_trip(source, content.spec, spec)
-        elif residency is None:
-            tensor = place.copy(source, content.spec, spec)
-        else:
-            tensor = place.forward(source, content.spec, spec, may_give=residency.may_give(content))
-        if tensor is not source:  # else its version was compared
-            content.raise_failure()
-        return tensor
+        return self.content.peek(self.spec)

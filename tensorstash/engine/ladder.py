@@ -132,7 +132,7 @@ class Ladder:
     """
 
     def __init__(self, ledger: Ledger, in_flight: ByteBudget, ahead: ByteBudget) -> None:
-        self._ledger, self._in_flight, self._ahead = ledger, in_flight, ahead
+        self._ledger, self.in_flight, self._budgets = ledger, in_flight, (in_flight, ahead)
         self._tiers: tuple[str, ...] = ()
         self.device = ""
         """Of the first saved tensor."""
@@ -159,11 +159,13 @@ class Ladder:
 
     def other_bytes(self) -> int:
         """Return the bytes that are in flight, read back, or taken by payloads in the same memory."""
-        return self._ledger.bytes_in(self._tiers) + self._in_flight.used + self._ahead.used
-
-    def early_bytes(self) -> int:
-        """Return how far below the limit contents begin to leave: where no plan knows the step, stores need time."""
-        return 0 if self.is_planned else self._in_flight.limit
+        ledger, others = self._ledger, 0
+        for budget in self._budgets:
+            others += budget.used if budget.gone else budget.taken
+        live = ledger.settled() if ledger.gone else ledger.live
+        for tier in self._tiers:  # no generator: it is asked for each tensor
+            others += live[tier]
+        return others
 
     def spare_bytes(self) -> int:
         """Return the bytes that are left of the limit, where no contents are resident."""
@@ -186,7 +188,7 @@ class Ladder:
             token: of its live storage.
             start: byte offset of its first element in there.
         """
-        kind = spec.dense(), module
+        kind = spec.order.shape, spec.dtype, spec.device, module
         with self._lock:
             place = len(self._step)
             plan = self._plan if place else self._plans.get(hash(kind))

@@ -92,12 +92,14 @@ class Ledger:
         self._stages: dict[str, Runs] = {}
         self._recipes: dict[str, Runs] = {}
         self._stored: dict[str, Tally] = {}
-        self._live: Counter[str] = Counter()
+        self.live: defaultdict[str, int] = defaultdict(int)
+        """Bytes of the payloads, by tier, those of :attr:`gone` among them."""
         self._peaks: Counter[str] = Counter()
         self._peak = 0
         self._entries: dict[ref[Any], tuple[str, int]] = {}
-        self._gone: deque[ref[Any]] = deque()
-        self._returned = self._gone.append  # one for all: the collector looks at each
+        self.gone: deque[ref[Any]] = deque()
+        """Payloads that have gone since somebody has looked."""
+        self._returned = self.gone.append  # one for all: the collector looks at each
 
     def after_fork(self) -> None:
         """Make the lock anew."""
@@ -122,9 +124,9 @@ class Ledger:
         """
         is_same_memory = tier == ("memory" if spec.device == "cpu" else "device")
         left_bytes = payload_bytes if is_same_memory else 0
-        entry, live = ref(owner, self._returned), self._live
+        entry, live = ref(owner, self._returned), self.live
         with self.lock:
-            if self._gone:
+            if self.gone:
                 self._settle()
             self._entries[entry] = tier, payload_bytes
             self.saved_bytes += spec.nbytes - left_bytes
@@ -142,15 +144,11 @@ class Ledger:
         """Return the numbers of all recipes of a rule, to which these add."""
         return self._recipes.get(rule) or self._recipes.setdefault(rule, Runs(self))
 
-    def bytes_in(self, tiers: tuple[str, ...]) -> int:
-        """Return the bytes of the payloads that exist now in some tiers."""
-        if self._gone:
-            with self.lock:
-                self._settle()
-        live, total = self._live, 0
-        for tier in tiers:  # no generator: it is asked several times for each tensor
-            total += live[tier]
-        return total
+    def settled(self) -> Mapping[str, int]:
+        """Return the bytes of the payloads that exist now, by tier."""
+        with self.lock:
+            self._settle()
+        return self.live
 
     def snapshot(self) -> Stats:
         """Return the counters as they stand."""
@@ -173,7 +171,7 @@ class Ledger:
                 stored=MappingProxyType(dict(self._stored)),
                 saved_bytes=self.saved_bytes,
                 modules=_tallies(self.modules),
-                live=Tally(len(self._entries), sum(self._live.values())),
+                live=Tally(len(self._entries), sum(self.live.values())),
                 peak_bytes=self._peak,
                 peak_bytes_by_tier=MappingProxyType(dict(self._peaks)),
                 unpacked=_steps(self._requests),
@@ -182,17 +180,17 @@ class Ledger:
             )
 
     def _settle(self) -> None:
-        while self._gone:
-            tier, nbytes = self._entries.pop(self._gone.popleft(), ("", 0))
-            self._live[tier] -= nbytes
+        while self.gone:
+            tier, nbytes = self._entries.pop(self.gone.popleft(), ("", 0))
+            self.live[tier] -= nbytes
 
     def _count_anew(self) -> None:
         """Count present payloads, in case an interrupt has come between two steps."""
-        self._gone.clear()
+        self.gone.clear()
         self._entries = {entry: kind for entry, kind in list(self._entries.items()) if entry() is not None}
-        self._live = Counter()
+        self.live = defaultdict(int)
         for tier, nbytes in self._entries.values():
-            self._live[tier] += nbytes
+            self.live[tier] += nbytes
 
 
 def _steps(counter: "count[int]") -> int:

@@ -74,21 +74,28 @@ class Prefetcher:
         with self._lock:
             if stretch.ask(index, order):
                 self._pause = 0
-            for content in stretch.expected_next(TO_HOST):
-                place = content.place
-                if content.state is not State.STORED or not place.is_costly or place.is_now:
+            expected, known, spare = stretch.expected_next[TO_HOST], stretch.known, None
+            while expected:
+                content = known[expected[0]]() if expected[0] in known else None
+                place = None if content is None or content.state is not State.STORED else content.place
+                if content is None or place is None or not place.is_costly or place.is_now:
+                    expected.popleft()
                     continue
                 if content.is_quick and self._enough_waits(index):
                     break
                 if self._reserved and self.budget.used + content.nbytes > self.budget.limit - self._reserved:
                     break
-                if self._spare_bytes is not None and content.nbytes > self._spare_bytes():
-                    break
+                if self._spare_bytes is not None:
+                    spare = self._spare_bytes() if spare is None else spare
+                    if content.nbytes > spare:
+                        break
+                    spare -= content.loaded_nbytes
                 if not content.prefetch():
                     break
                 if content.is_quick:
                     self._quick.append(ref(content))
                     self._waiting += content.nbytes
+                expected.popleft()
 
     def _enough_waits(self, asked: int) -> bool:
         """Whether enough quickly decoded contents wait, besides the content of index ``asked``."""
@@ -118,9 +125,12 @@ class Prefetcher:
     def prefetch_to_device(self, stretch: Stretch) -> None:
         """Start bringing the next expected contents back to their device."""
         with self._lock:
-            for content in stretch.expected_next(TO_DEVICE):
-                if not content.prefetch_to_device():
+            expected, known = stretch.expected_next[TO_DEVICE], stretch.known
+            while expected:
+                content = known[expected[0]]() if expected[0] in known else None
+                if content is not None and not content.prefetch_to_device():
                     break
+                expected.popleft()
 
     def learn(self, stretch: Stretch) -> None:
         """Remember the order in which the contents of a finished step were asked for."""

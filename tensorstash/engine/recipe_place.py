@@ -8,11 +8,11 @@ after it was made, through ``.data`` or an alias that bumps no version, before i
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe
 from tensorstash.engine.content import Content, State
-from tensorstash.engine.state import SessionState
+from tensorstash.engine.handle import SessionState
 from tensorstash.errors import StashError, TensorStashError, is_out_of_memory
 from tensorstash.host.budget import Lease
 from tensorstash.spec import TensorSpec
@@ -82,7 +82,8 @@ class RecipePlace:
             StashError: the recipe raised, or made another tensor than was saved.
         """
         whole, digest = self._make(content) if self.users == 1 else self._shared(content, self.state.may_write())
-        self.producers.require_equal(digest, content.digest, lambda: self._difference(content))
+        if type(digest) is not int or digest != content.digest:
+            self.producers.require_equal(digest, content.digest, lambda: self._difference(content))
         return whole
 
     def peek(self) -> Any:
@@ -120,7 +121,7 @@ class RecipePlace:
         values = []
         try:
             for each in self.inputs:
-                values.append(each.tensor if type(each) is Leaf else each())
+                values.append(each.tensor if type(each) is Leaf else SessionState.restore(each))
         except TensorStashError as error:
             error.add_note(f"needed for {self._label(content)}")
             raise
@@ -167,11 +168,13 @@ class RecipeContent(Content):
     def __init__(self, place: RecipePlace, whole: Any, module: str) -> None:
         state, backend = place.state, place.backend
         ahead, readers, token = state.prefetcher.budget, state.prefetcher.readers, backend.storage(whole)[0]
-        source, spec, version = backend.detached(whole), place.spec.inside(module), state.version(whole)
-        super().__init__(cast(Any, place), source, spec, version, None, ahead, readers, token)
+        spec = place.spec.inside(module) if module else place.spec
+        parts: tuple[Any, ...] = place, backend.detached(whole), spec, state.version(whole), None, ahead, readers, token
+        super().__init__(*parts)
         self.digest: Any = None
         place.add_user()
         if state.residency is None:
+            self.is_held()
             self.capture()
 
     def add_user(self) -> None:

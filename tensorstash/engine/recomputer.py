@@ -9,10 +9,9 @@ from weakref import ref
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProducers
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.two_valued import MOST_VALUES, TwoValued
-from tensorstash.engine.handle import KeptHandle, Stashed
+from tensorstash.engine.handle import Handle, KeptHandle, SessionState, Stashed
 from tensorstash.engine.recipe_place import RecipeContent, RecipePlace
 from tensorstash.engine.scope import Thread
-from tensorstash.engine.state import Handle, SessionState
 from tensorstash.errors import ConfigError
 from tensorstash.policies.plan import Rebuilding
 from tensorstash.protocols import Codec
@@ -140,9 +139,15 @@ class Recomputer:
     ) -> RecipeContent | None:
         """Return the content of a tensor, if there is a recipe for it that may be run and is proved."""
         producers, state, module = self._producers, self._state, self._thread.module
-        recipe = self._recipe(tensor, spec, wanted, pack)
-        if recipe is None:
-            return None
+        recipe = producers.recipe(tensor, spec, wanted.ops, wanted.depth)
+        if isinstance(recipe, str):
+            may_narrow = wanted.ops is None or "narrow" in wanted.ops
+            narrowed = producers.narrowed(tensor, spec) if may_narrow else None
+            if narrowed is None:
+                next(state.ledger.without_recipe[recipe][spec.nbytes])
+                return None
+            # It goes the way of tensors without a recipe, and nobody has it but its handle.
+            recipe = narrowed[0]._replace(inputs=(pack(narrowed[1]),))
         whole = producers.whole(tensor)
         if whole is not tensor:
             spec = state.backend.spec(whole)
@@ -172,21 +177,6 @@ class Recomputer:
         content = RecipeContent(place, whole, module)
         self._saved.add(ref(content, self._saved.discard))
         return content
-
-    def _recipe(
-        self, tensor: Any, spec: TensorSpec, wanted: Rebuilding, pack: Callable[[Any], Handle]
-    ) -> Recipe | None:
-        producers = self._producers
-        recipe = producers.recipe(tensor, spec, wanted.ops, wanted.depth)
-        if not isinstance(recipe, str):
-            return recipe
-        may_narrow = wanted.ops is None or "narrow" in wanted.ops
-        narrowed = producers.narrowed(tensor, spec) if may_narrow else None
-        if narrowed is None:
-            next(self._state.ledger.without_recipe[recipe][spec.nbytes])
-            return None
-        # It goes the way of tensors without a recipe, and nobody has it but its handle.
-        return narrowed[0]._replace(inputs=(pack(narrowed[1]),))
 
     def _place(self, recipe: Recipe, spec: TensorSpec, kind: Hashable, most_depth: int) -> RecipePlace | str:
         """Return the place of a recipe, or why it must not be run.

@@ -3,14 +3,13 @@
 import threading
 from collections import deque
 from collections.abc import Hashable, Iterable
-from itertools import islice
 from operator import call
 from typing import Any
 from weakref import ref
 
 from tensorstash.abilities import SupportsGraph
 from tensorstash.engine.content import Content
-from tensorstash.engine.ladder import Ladder
+from tensorstash.engine.ladder import Fate, Ladder
 from tensorstash.engine.stats import Tally
 from tensorstash.host.forks import renew_after_fork
 
@@ -83,9 +82,9 @@ class Residency:
             all_of_them: look at every memory, instead of a few of them each time, and wait for no reader.
         """
         with self._lock:
-            freed = self._taken(list(self._groups), unread=True) if all_of_them else self._freed()
+            freed = self._freed(all_of_them=all_of_them)
             if self._ladder is None:
-                return self._beyond_the_newest(freed)
+                return self._beyond_the_newest(freed) if self._has_streams else freed
             return self._beyond_the_limit(self._ladder, freed, is_early=not all_of_them)
 
     def clear(self) -> list[Any]:
@@ -97,6 +96,8 @@ class Residency:
                 live = _live(group)
                 if all(self._backend.is_there(content.alias, content.spec) for content in live):
                     cleared += live
+                    for content in live:
+                        content.is_held()
                 else:
                     self._groups[token] = group
             cleared += _live(self._staying)
@@ -115,25 +116,13 @@ class Residency:
         """Whether somebody besides the graph holds the memory of a content that waits."""
         with self._lock:
             group = self._groups.get(content.token, [])
-            return ref(content) in group and self._holders(content.alias) > len(_live(group))
+            return ref(content) in group and self._holders([content.alias])[0] > len(_live(group))
 
     def tally(self) -> Tally:
         """Return how many contents wait for others to release their memory, and their bytes."""
         with self._lock:
             waiting = [content.nbytes for group in self._groups.values() for content in _live(group)]
         return Tally(len(waiting), sum(waiting))
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that count towards the limit now."""
-        gone = self._gone
-        if gone:
-            with self._lock:
-                self._settle()
-        held = self._used_bytes + (0 if self._ladder is None else self._ladder.other_bytes())
-        if held > self._peak_bytes:
-            self._peak_bytes = held
-        return held
 
     @property
     def peak_bytes(self) -> int:
@@ -143,13 +132,19 @@ class Residency:
     def spare_bytes(self) -> int:
         """Return the bytes that are left of the limit; less than none if it is exceeded."""
         assert self._ladder is not None, "a limit without a budget"
-        return self._ladder.limit_bytes - self.held_bytes
+        if self._gone:
+            with self._lock:
+                self._settle()
+        held = self._used_bytes + self._ladder.other_bytes()
+        if held > self._peak_bytes:
+            self._peak_bytes = held
+        return self._ladder.limit_bytes - held
 
     def _beyond_the_newest(self, freed: list[Any]) -> list[Any]:
         """Return the freed contents that leave, and older ones in place of those that stay on their device."""
         leaving: list[Any] = []
         for content in freed:
-            stays = content.is_streamed and content.may_stay  # a recipe's tensor never stays
+            stays = content.is_streamed and content.place.is_lossless
             while stays and not content.stay():
                 stays = bool(self._staying)
                 oldest: Any = self._staying.popleft()() if stays else None
@@ -167,58 +162,68 @@ class Residency:
             self._settle()
         leaving: list[Content] = []
         for content in freed:
-            if content.may_stay:
+            is_exact = content.place.is_lossless and not content.is_recipe
+            if is_exact and (content.record is None or content.record.fate is not Fate.STORE):
                 self._staying.append(ref(content))
             else:
                 leaving.append(content)
-                self._forget(ref(content))
         other_bytes = ladder.other_bytes()
-        held_bytes = self._used_bytes + sum([content.nbytes for content in leaving]) + other_bytes
-        self.is_tight = held_bytes > ladder.limit_bytes
-        most_bytes = ladder.limit_bytes - other_bytes - (ladder.early_bytes() if is_early else 0)
+        self.is_tight = self._used_bytes + other_bytes > ladder.limit_bytes
+        for content in leaving:
+            self._used_bytes -= self._alive.pop(ref(content), 0)
+        # Where no plan knows the step, stores need time: contents begin to leave below the limit.
+        early_bytes = 0 if ladder.is_planned or not is_early else ladder.in_flight.limit
+        most_bytes = ladder.limit_bytes - other_bytes - early_bytes
         while self._used_bytes > most_bytes and self._staying:
             if (oldest := self._staying.popleft()()) is not None:
                 leaving.append(oldest)
-                self._forget(ref(oldest))
+                self._used_bytes -= self._alive.pop(ref(oldest), 0)
         self._peak_bytes = max(self._peak_bytes, self._used_bytes + other_bytes)
         return leaving
 
     def _settle(self) -> None:
         while self._gone:
-            self._forget(self._gone.popleft())
+            self._used_bytes -= self._alive.pop(self._gone.popleft(), 0)
 
-    def _forget(self, entry: ref[Content]) -> None:
-        self._used_bytes -= self._alive.pop(entry, 0)
+    def _freed(self, *, all_of_them: bool = False) -> list[Content]:
+        """Return the contents of memories that nobody else holds, which are watched no more; under the lock.
 
-    def _freed(self) -> list[Content]:
-        if len(self._groups) <= 2 * _LOOKS:
-            return self._taken(list(self._groups), unread=False)
-        newest = list(islice(reversed(self._groups), _LOOKS))
-        oldest = list(islice(self._groups, _LOOKS))
-        freed = self._taken([*oldest, *newest], unread=False)
-        for token in oldest:  # the others have their turn before these
-            if token in self._groups:
-                self._groups[token] = self._groups.pop(token)
-        return freed
-
-    def _taken(self, tokens: Iterable[Hashable], *, unread: bool) -> list[Content]:
-        # Without frames of Python but one for each memory: it runs for every saved tensor.
-        taken: list[Content] = []
-        for token in tokens:
-            group = self._groups[token]
+        Args:
+            all_of_them: look at every memory, and wait for no reader.
+        """
+        # Without frames of Python: it runs for every saved tensor.
+        groups = self._groups
+        freed: list[Content] = []
+        oldest: list[Hashable] = []
+        looked = list(groups)
+        if len(groups) > 2 * _LOOKS and not all_of_them:
+            oldest = looked[:_LOOKS]
+            looked = [*oldest, *looked[: -_LOOKS - 1 : -1]]
+        asked: list[tuple[Hashable, list[Content]]] = []
+        aliases: list[Any] = []
+        for token in looked:
+            group = groups[token]
             live = list(filter(None, map(call, group)))
             is_ready = True
-            for content in () if unread else live:
+            for content in () if all_of_them else live:
                 reading = content.reading
                 is_ready = is_ready and (reading is None or reading.known >= content.users)
-            if not live or (is_ready and self._holders(live[0].alias) <= len(live)):
-                del self._groups[token]
-                taken += live
-                for content in live:
-                    content.is_owned()
-            elif len(live) < len(group):
-                self._groups[token] = [ref(content) for content in live]
-        return taken
+            if not live:
+                del groups[token]
+            elif is_ready:
+                asked.append((token, live))
+                aliases.append(live[0].alias)
+            if live and len(live) < len(group):
+                groups[token] = list(map(ref, live))
+        if asked:
+            for (token, live), holders in zip(asked, self._holders(aliases), strict=True):
+                if holders <= len(live):
+                    del groups[token]
+                    freed += live
+        for token in oldest:  # the others have their turn before these
+            if token in groups:
+                groups[token] = groups.pop(token)
+        return freed
 
 
 def _live(group: Iterable[ref[Content]]) -> list[Content]:

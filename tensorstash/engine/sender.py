@@ -1,5 +1,6 @@
 """The capture of saved tensors, in the hook or on a writer behind the program."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -7,6 +8,8 @@ from weakref import ref
 from tensorstash.abilities import Backend, SupportsStorageRelease
 from tensorstash.engine.content import Content
 from tensorstash.engine.place import Place
+from tensorstash.engine.places import Places
+from tensorstash.engine.readers import Demands
 from tensorstash.errors import StoreError
 from tensorstash.host.budget import Lease, Shares
 from tensorstash.host.pool import IDLE_BYTES, POOL
@@ -57,32 +60,43 @@ class Sender:
         used, self._saving_bytes = POOL.take_stock()
         POOL.worth(max(min(self._worth_bytes, saved_bytes - self._saved_bytes + self.in_flight.used), used))
 
-    def start(self, content: Content) -> None:
-        """Capture a content on a worker, or here where too many bytes are in flight; a failure is kept for later.
+    def start(self, contents: Iterable[Any], places: Places, demands: Demands) -> None:
+        """Capture contents on a worker, or here where too many bytes are in flight; a failure is kept for later.
+
+        Args:
+            contents: whose memory nobody else holds any more.
+            places: of contents whose readers decide.
+            demands: of readers in earlier steps.
 
         Raises:
             StoreError: the store hangs, or refused a content too large for the budget.
         """
-        place, nbytes = content.place, content.nbytes
-        if self._release_storages is not None:
-            self._release_storages(self.in_flight.limit)
-        if not place.needs_worker:
-            content.launch()
-            return
-        limit = self.in_flight.limit
-        if nbytes > limit or place.is_now or (place.may_be_now and self.in_flight.used + nbytes > limit):
-            self._capture_now(content)
-            return
-        lease = self.in_flight.try_acquire(nbytes) or self._room_for(nbytes, place)
-        try:
-            if content.is_streamed:
+        for content in contents:
+            if content.is_recipe:  # nothing leaves: it is recomputed
+                content.capture()
+                continue
+            if content.reading is not None and not places.suits(content, demands):
+                continue
+            place, nbytes = content.place, content.nbytes
+            if self._release_storages is not None:
+                self._release_storages(self.in_flight.limit)
+            if not place.needs_worker:
                 content.launch()
-            # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
-            # also when its thread is lost: its bytes are written off.
-            self.writers.submit(partial(_capture, ref(content)), ended=lease.release)
-        except BaseException:
-            lease.release()
-            raise
+                continue
+            limit = self.in_flight.limit
+            if nbytes > limit or place.is_now or (place.may_be_now and self.in_flight.used + nbytes > limit):
+                self._capture_now(content)
+                continue
+            lease = self.in_flight.try_acquire(nbytes) or self._room_for(nbytes, place)
+            try:
+                if content.is_streamed:
+                    content.launch()
+                # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
+                # also when its thread is lost: its bytes are written off.
+                self.writers.submit(partial(_capture, ref(content)), ended=lease.release)
+            except BaseException:
+                lease.release()
+                raise
 
     def _capture_now(self, content: Content) -> None:
         content.launch()

@@ -17,7 +17,7 @@ from tensorstash.abilities import (
 from tensorstash.engine.advice import JUDGED_ENTRIES, Adviser
 from tensorstash.engine.checkpoints import Border, by_treatment, judge_regions
 from tensorstash.engine.content import Content
-from tensorstash.engine.handle import Stashed
+from tensorstash.engine.handle import Handle, SessionState, Stashed
 from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.link import Pace
@@ -30,7 +30,6 @@ from tensorstash.engine.recomputer import NewRecomputer, Recomputer
 from tensorstash.engine.residency import Residency
 from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.sender import Sender
-from tensorstash.engine.state import Handle, SessionState
 from tensorstash.engine.stats import Stats
 from tensorstash.engine.stream_content import StreamContent
 from tensorstash.engine.stretch import Stretch
@@ -44,6 +43,8 @@ from tensorstash.protocols import Codec, Demand
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")
+
+_REMEMBERED = 4096
 
 _WITHIN_BUDGET = "within the budget"
 
@@ -106,6 +107,7 @@ class Session(Generic[T]):
         self._kept = ledger.kept
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
         self._alias, self._version, self._storage = backend.alias, backend.version, backend.storage
+        self._ways: dict[int, tuple[TensorSpec, Way]] = {}
         self._stretch = Stretch()
         self._thread = Thread()
         self._recomputer = None if new_recomputer is None else new_recomputer(self.state, self._thread)
@@ -154,7 +156,7 @@ class Session(Generic[T]):
 
     def _start_all_freed(self) -> None:
         if self._residency is not None:
-            self._start(self._residency.freed(all_of_them=True))
+            self.sender.start(self._residency.freed(all_of_them=True), self.places, self.state.demands)
 
     def module(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager in which saved tensors belong to the module ``name``."""
@@ -188,7 +190,7 @@ class Session(Generic[T]):
                 their tensors stay where they are, and are refused if they are modified.
         """
         if self._residency is not None:
-            self._start(self._residency.clear())
+            self.sender.start(self._residency.clear(), self.places, self.state.demands)
         with self._lock:
             self._stretch.close()  # holders of captured contents may write to them now
         self.sender.drain()
@@ -219,44 +221,32 @@ class Session(Generic[T]):
         spec = self._spec(tensor)
         is_large, recomputer = spec.nbytes >= self._min_bytes, self._recomputer
         if recomputer is not None and self._residency is not None:
-            self._start(self._residency.freed())
+            freed = self._residency.freed()
+            if freed:
+                self.sender.start(freed, self.places, self.state.demands)
         if self.state.was_asked and (recomputer is not None or self._ladder is not None):
             with self._lock:  # before the first is noted, whatever becomes of it
                 self._current_stretch()
-        way = self._way(spec, "any")
-        record = None
+        known = self._ways.get(id(spec))  # as :meth:`_way` does, without the frame of a hash
+        way = known[1] if known is not None and known[0] is spec and not self._thread.module else self._way(spec, "any")
+        record = memory = None
         if self._ladder is not None and is_large:
-            record = self._recorded(self._ladder, tensor, spec)
+            if not self._ladder.is_begun:
+                assert self._budget is not None, "a ladder without a budget"
+                self._ladder.begin(limit_of(self._budget, self.backend, spec.device), spec.device)
+            memory = self._storage(tensor)
+            record = self._ladder.saved(spec, self._thread.module, *memory)
         handle: Any = None
         may_recompute = recomputer is not None and is_large and (record is None or record.fate in _RECOMPUTED)
         if recomputer is not None and may_recompute and way.rebuilding is not None:
             handle = self._made_again(recomputer, tensor, spec, way.rebuilding, record)
         if handle is None:
-            handle = self._store_or_keep(tensor, spec, nbytes, way.place, record)
+            handle = self._store(tensor, spec, way.place, record, memory)
         return handle if recomputer is None else recomputer.noted(tensor, spec, handle)  # type: ignore[no-any-return]
-
-    def _recorded(self, ladder: Ladder, tensor: T, spec: TensorSpec) -> Record:
-        assert self._budget is not None, "a ladder without a budget"
-        if not ladder.is_begun:
-            ladder.begin(limit_of(self._budget, self.backend, spec.device), spec.device)
-        return ladder.saved(spec, self._thread.module, *self.backend.storage(tensor))
 
     def _keep(self, tensor: T, reason: str, nbytes: int) -> Handle:
         next(self._kept[reason][nbytes])
         return self.state, self._alias(tensor), self._version(tensor)
-
-    def _store_or_keep(
-        self, tensor: T, spec: TensorSpec, nbytes: int, place: Place | str, record: Record | None
-    ) -> Handle:
-        if self._demand is not None and not isinstance(place, str) and not place.is_lossless:
-            place = self._way(spec, self._demand()).place
-        if isinstance(place, str):
-            return self._keep(tensor, place, nbytes)
-        if spec.nbytes < self._min_bytes:
-            return self._keep(tensor, SMALL, spec.nbytes)
-        if record is not None and record.fate is Fate.KEEP and (self._residency is None or not place.is_lossless):
-            return self._keep(tensor, _WITHIN_BUDGET, nbytes)  # leaving later would need a copy now
-        return self._stash(tensor, spec, place, record)
 
     def _made_again(
         self, recomputer: Recomputer, tensor: T, spec: TensorSpec, wanted: Rebuilding, record: Record | None
@@ -267,22 +257,39 @@ class Session(Generic[T]):
         if found is not None:
             handle, content = found
             if self._residency is not None and content.users == 1:
-                self._start(self._residency.saved(content, look=False))
+                leaving = self._residency.saved(content, look=False)
+                if leaving:
+                    self.sender.start(leaving, self.places, self.state.demands)
             if content.place.users == 1:  # an output is held for others as far as a share of the step goes
                 self.sender.shares.saw(spec.nbytes)
             return handle
         codecs = recomputer.mask_codecs(tensor, spec, wanted)
         place = self._way(spec, "any", codecs).place if codecs else ""
-        return None if isinstance(place, str) else self._stash(tensor, spec, place, record)
+        return None if isinstance(place, str) else self._store(tensor, spec, place, record)
 
     def _store_narrow(self, narrow: T) -> Handle:
         spec = self._spec(narrow)
-        return self._store_or_keep(narrow, spec, spec.nbytes, self._way(spec, "any").place, None)
+        return self._store(narrow, spec, self._way(spec, "any").place, None)
 
-    def _stash(self, tensor: T, spec: TensorSpec, place: Place, record: Record | None) -> Stashed:
+    def _store(
+        self,
+        tensor: T,
+        spec: TensorSpec,
+        place: Place | str,
+        record: Record | None,
+        memory: tuple[Hashable, int] | None = None,
+    ) -> Handle:
+        if self._demand is not None and not isinstance(place, str) and not place.is_lossless:
+            place = self._way(spec, self._demand()).place
+        if isinstance(place, str):
+            return self._keep(tensor, place, spec.nbytes)
+        if spec.nbytes < self._min_bytes:
+            return self._keep(tensor, SMALL, spec.nbytes)
+        if record is not None and record.fate is Fate.KEEP and (self._residency is None or not place.is_lossless):
+            return self._keep(tensor, _WITHIN_BUDGET, spec.nbytes)  # leaving later would need a copy now
         state, backend, residency, thread = self.state, self.backend, self._residency, self._thread
         version = self._version(tensor)
-        token, start = self._storage(tensor)
+        token, start = memory or self._storage(tensor)
         key: tuple[Hashable, ...] = token, start, spec.order.block, spec.dtype, version, place.number
         source, is_unsure = None, False
         if residency is None:
@@ -295,7 +302,8 @@ class Session(Generic[T]):
                 key = *key, digest
         with self._lock:
             stretch = self._current_stretch() if state.was_asked else self._stretch
-            content = None if is_unsure else stretch.find(key)
+            known = None if is_unsure else stretch.same.get(key)
+            content = None if known is None else known()
             is_new = content is None
             if content is None:
                 shared = None if spec.order.is_dense else place.shared_memory
@@ -321,17 +329,15 @@ class Session(Generic[T]):
         if readers is not None:
             for other, demand in readers.visit(tensor):
                 other.is_read_by(demand)
-        if record is not None:
+        if record is not None and not record.is_storable:
             record.was_stored(record.left_bytes)
-        if residency is None:
-            if is_new:
-                self._start((content,))
-            return handle
-        if is_new:
-            self._start(residency.saved(content, look=self._recomputer is None))
-        elif self._recomputer is None:
-            self._start(residency.freed())
-        if residency.is_tight:
+        leaving: Iterable[Any] = (content,) if residency is None and is_new else ()
+        if residency is not None:
+            look = self._recomputer is None
+            leaving = residency.saved(content, look=look) if is_new else residency.freed() if look else ()
+        if leaving:
+            self.sender.start(leaving, self.places, state.demands)
+        if residency is not None and residency.is_tight:
             self._make_room(residency)
         return handle
 
@@ -345,14 +351,6 @@ class Session(Generic[T]):
         if not self._may_lose or not isinstance(self.backend, SupportsGraph):
             return None
         return self.backend.readers(lambda handle: isinstance(handle, Stashed) and handle.wants_reader)
-
-    def _start(self, contents: Iterable[Any]) -> None:
-        """Send contents on their way whose memory nobody else holds any more."""
-        for content in contents:
-            if content.is_recipe:  # nothing leaves: it is recomputed
-                content.capture()
-            elif content.reading is None or self.places.suits(content, self.state.demands):
-                self.sender.start(content)
 
     def _current_stretch(self) -> Stretch:
         if self.state.was_asked:
@@ -376,7 +374,13 @@ class Session(Generic[T]):
         return self._stretch
 
     def _way(self, spec: TensorSpec, demand: Demand, masks: tuple[Codec, ...] = ()) -> Way:
-        module, ways = self._thread.module, self.places
+        module, places = self._thread.module, self.places
         kind: Hashable = (module, spec, demand, masks) if module or masks or demand != "any" else spec
-        known = ways.known(kind)
-        return known or ways.new(kind, self.policy, spec.inside(module) if module else spec, demand, masks)
+        way = places.known(kind)
+        if way is None:
+            way = places.new(kind, self.policy, spec.inside(module) if module else spec, demand, masks)
+        if kind is spec:
+            if len(self._ways) >= _REMEMBERED:
+                self._ways.clear()
+            self._ways[id(spec)] = spec, way
+        return way

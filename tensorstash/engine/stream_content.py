@@ -210,7 +210,7 @@ class StreamContent(Content):
 
     def _loaded(self) -> Array:
         self.raise_failure()
-        data: Array = self._load()[0]
+        data: Array = self._load(may_hold=False)[0]
         return data
 
     def _bytes_on_host(self) -> tuple[Array, Event | None]:
@@ -227,11 +227,6 @@ class StreamContent(Content):
             return flight.array, flight.end
         self.raise_failure()
         return as_bytes(self._decode()), None if flight is None else flight.end
-
-    def _hand_out(self, data: Any) -> tuple[Any, Lease | None]:
-        with self._lock:
-            self._let_go()
-        return data, None
 
     def _hold(self, arrival: Transfer) -> None:
         with self._lock:

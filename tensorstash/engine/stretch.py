@@ -1,6 +1,8 @@
 """Contents that were saved since the last request, numbered in their order, and the order in which backward asks."""
 
+from collections import deque
 from collections.abc import Hashable, Iterator
+from itertools import filterfalse
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
@@ -37,24 +39,21 @@ class Stretch:
         """Contents that were saved before the last request."""
         self.known: dict[int, ref[Content]] = {}
         """Those that are live, and perhaps some that have gone, by index."""
-        self._contents: dict[Hashable, ref[Content]] = {}
+        self.same: dict[Hashable, ref[Content]] = {}
+        """Those that a tensor may be the same as, by key."""
         self._spans: WeakValueDictionary[Hashable, SharedSpan] = WeakValueDictionary()
         self._room = _FEW
         self._order: list[int] = []
         self._places: dict[int, int] = {}
         self._asked: dict[int, int] = {}  # how often, in this backward
-        self._cursors = [0, 0]
-
-    def find(self, key: Hashable) -> Content | None:
-        """Return the live content of a key, if there is one."""
-        known = self._contents.get(key)
-        return known() if known is not None else None
+        self.expected_next: tuple[deque[int], ...] = deque(), deque()
+        """For each reader the indices that are expected next, nearest first; it takes away those it is done with."""
 
     def add(self, key: Hashable, content: Content) -> None:
         """Append a content, whose index is :attr:`count`."""
         if len(self.known) >= self._room:
             self._forget()
-        self.known[self.count] = self._contents[key] = ref(content)
+        self.known[self.count] = self.same[key] = ref(content)
         self.count += 1  # last: whoever has seen it finds all of them
 
     def span(self, token: Hashable, spec: TensorSpec, backend: SupportsSharedMemory[Any]) -> SharedSpan | None:
@@ -79,7 +78,7 @@ class Stretch:
 
     def close(self) -> None:
         """Take no later tensor for the same as one that was saved here."""
-        self._contents.clear()
+        self.same.clear()
         self._spans = WeakValueDictionary()
 
     @property
@@ -105,32 +104,19 @@ class Stretch:
             content = self.known[index]()
             if content is not None and times >= max(content.users, 1):  # each of them has: this is another backward
                 self._asked.clear()
-                self._cursors = [0, 0]
+                self._begin()
                 times = 0
         self._asked[index] = times + 1
-        place, cursors = self._places[index] + 1, self._cursors
-        for reader in (TO_HOST, TO_DEVICE):
-            if cursors[reader] < place:
-                cursors[reader] = place
+        places = self._places
+        for indices in self.expected_next:
+            while indices and places[indices[0]] <= places[index]:
+                indices.popleft()
         return is_first
-
-    def expected_next(self, reader: int) -> Iterator[Content]:
-        """Give the live contents that are expected next, nearest first.
-
-        The place of each reader is remembered; it gets no content twice, unless the whole order
-        is run through a second time.
-        """
-        while self._cursors[reader] < len(self._order):
-            known = self.known.get(self._order[self._cursors[reader]])
-            content = None if known is None else known()
-            if content is not None:
-                yield content
-            self._cursors[reader] += 1
 
     def _forget(self) -> None:
         """Forget dead contents."""
         self.known = {index: known for index, known in self.known.items() if known() is not None}
-        self._contents = {key: known for key, known in self._contents.items() if known() is not None}
+        self.same = {key: known for key, known in self.same.items() if known() is not None}
         self._room = 2 * len(self.known) + _FEW
 
     def _expect(self, known_order: tuple[int, ...]) -> None:
@@ -138,4 +124,9 @@ class Stretch:
         rest = {index for index, known in list(self.known.items()) if known() is not None}
         self._order = [*known_order, *sorted(rest.difference(known_order), reverse=True)]
         self._places = {index: place for place, index in enumerate(self._order)}
+        self._begin()
         self.expected = count  # last: an interrupt may leave it undone
+
+    def _begin(self) -> None:
+        rest = list(filterfalse(self._asked.__contains__, self._order))
+        self.expected_next = deque(rest), deque(rest)

@@ -1,5 +1,6 @@
 """A number of bytes that is never exceeded, and whose bytes always come back."""
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -29,19 +30,24 @@ class Lease:
     """Bytes of a budget, taken for as long as this object lives, or until :meth:`release`."""
 
     __slots__ = ("__weakref__", "_budget", "_entry")
-
-    def __init__(self, budget: "ByteBudget") -> None:
-        self._budget = budget
-        self._entry = entry = _Entry(self, budget.returned)
-        entry.nbytes = 0
+    _budget: "ByteBudget"
+    _entry: "_Entry"
 
     def release(self) -> None:
         """Give the bytes back and wake who waits for them; idempotent."""
-        self._budget.give_back(self._entry)
+        budget = self._budget
+        budget.returned(self._entry)
+        if budget._waiting:
+            budget._wake()
 
     def follow(self, owner: object, nbytes: int) -> None:
         """Let so many of the bytes be in use for as long as an object lives, whatever becomes of this lease."""
-        self._budget.pass_on(self._entry, owner, nbytes)
+        budget, entry = self._budget, self._entry
+        other = _Entry(owner, budget.returned)
+        other.nbytes = 0
+        with budget._lock:
+            budget._entries.add(other)
+            other.nbytes, entry.nbytes = nbytes, entry.nbytes - nbytes  # no call is between the two
 
 
 class _Entry(ref[Any]):
@@ -74,7 +80,7 @@ class ByteBudget:
     0
     """
 
-    __slots__ = ("__weakref__", "_entries", "_gone", "_lock", "_peak", "_used", "_waiting", "limit", "returned")
+    __slots__ = ("__weakref__", "_entries", "_lock", "_peak", "_waiting", "gone", "limit", "returned", "taken")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -86,19 +92,20 @@ class ByteBudget:
         """Forget leases of threads that are not there any more."""
         self._lock = threading.Lock()
         self._waiting: set[threading.Lock] = set()
-        self._used = 0
+        self.taken = 0
+        """Bytes in use, those of :attr:`gone` among them."""
         self._entries: set[_Entry] = set()
-        self._gone: deque[_Entry] = deque()
-        self.returned = self._gone.append
+        self.gone: deque[_Entry] = deque()
+        """Leases that have come back since somebody has looked."""
+        self.returned = self.gone.append
         """Receives the lease that goes; C, so that nothing interrupts it."""
 
     @property
     def used(self) -> int:
         """Bytes in use now."""
-        if self._gone:
-            with self._lock:
-                self._settle()
-        return self._used
+        if self.gone:
+            self.try_acquire(sys.maxsize)  # which finds out
+        return self.taken
 
     @property
     def peak(self) -> int:
@@ -107,23 +114,30 @@ class ByteBudget:
 
     def try_acquire(self, nbytes: int) -> Lease | None:
         """Take bytes if they fit now, without waiting; return None if they do not."""
-        if not self._gone and self._used + nbytes > self.limit:
+        gone, lease = self.gone, None
+        if not gone and self.taken + nbytes > self.limit:
             return None
-        lease = Lease(self)  # of nothing, until it is entered
-        entry = lease._entry
         try:
             with self._lock:
-                if self._gone:
-                    self._settle()
-                used = self._used + nbytes
+                while gone:  # bytes that came back, each as often as an interrupt wants it
+                    entry = gone[0]
+                    self.taken, entry.nbytes = self.taken - entry.nbytes, 0  # no call is between the two
+                    self._entries.discard(entry)
+                    gone.popleft()
+                used = self.taken + nbytes
                 if used > self.limit:
                     return None
+                fresh = Lease()  # of nothing, until it is entered
+                fresh._budget, fresh._entry = self, _Entry(fresh, self.returned)
+                lease, entry = fresh, fresh._entry
+                entry.nbytes = 0
                 self._entries.add(entry)
-                self._used, entry.nbytes = used, nbytes  # no call is between the two
+                self.taken, entry.nbytes = used, nbytes  # no call is between the two
                 if used > self._peak:
                     self._peak = used
         except BaseException:
-            lease.release()  # the error may keep it alive
+            if lease is not None:
+                lease.release()  # the error may keep it alive
             raise
         return lease
 
@@ -154,26 +168,7 @@ class ByteBudget:
             if self.limit <= limit:
                 return True
 
-    def pass_on(self, entry: _Entry, owner: object, nbytes: int) -> None:
-        """Let bytes of a lease belong to an object from now on."""
-        other = _Entry(owner, self.returned)
-        other.nbytes = 0
-        with self._lock:
-            self._entries.add(other)
-            other.nbytes, entry.nbytes = nbytes, entry.nbytes - nbytes  # no call is between the two
-
-    def _settle(self) -> None:
-        """Take note of bytes that came back; each as often as an interrupt wants it."""
-        gone = self._gone
-        while gone:
-            entry = gone[0]
-            self._used, entry.nbytes = self._used - entry.nbytes, 0  # no call is between the two
-            self._entries.discard(entry)
-            gone.popleft()
-
-    def give_back(self, entry: _Entry) -> None:
-        """Strike a lease out, and wake who waits."""
-        self.returned(entry)
+    def _wake(self) -> None:
         while self._waiting:
             try:
                 self._waiting.pop().release()

@@ -84,7 +84,8 @@ class Future(Generic[R]):
 
     def outcome(self, timeout_s: float | None = None) -> tuple[Any, BaseException | None]:
         """Wait for the end, as :meth:`exception` does, and return its result and its error, of which one is None."""
-        self._wait(timeout_s)
+        if not self._ends:
+            self._wait(timeout_s)
         return self._ends[0]
 
     def result(self, timeout_s: float | None = None) -> R:
@@ -94,8 +95,7 @@ class Future(Generic[R]):
             BaseException: the exception of the work; a CancelledError if it was cancelled, a RuntimeError if its thread
                 was lost; a TimeoutError if it has not ended in time.
         """
-        self._wait(timeout_s)
-        result, error = self._ends[0]
+        result, error = self.outcome(timeout_s)
         if error is None:
             value: R = result
             return value
@@ -120,8 +120,6 @@ class Future(Generic[R]):
             ended()
 
     def _wait(self, timeout_s: float | None) -> None:
-        if self._ends:
-            return
         if self._pid != os.getpid():  # then nobody is at it, and it is not waited for
             self.fail(RuntimeError("ended with its thread, which a forked process does not have"))
             return

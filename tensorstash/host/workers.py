@@ -57,11 +57,25 @@ class Workers:
         Work whose submission raises, which only an interrupt does, is not done unless it has begun. When it has come to
         an end, whatever that is, ``ended`` is called, which must not raise.
         """
-        job = Future(work, ended)
+        job, pool = Future(work, ended), self._pool
         del work
         try:
-            self.abandon()
-            if not self._pool.enlist(job):
+            earliest = monotonic() - self.timeout_s
+            for thread in pool.threads:
+                if thread.job is not None and thread.since < earliest:
+                    self.abandon()
+                    break
+            with pool._lock:
+                is_served = not pool._is_stopped
+                if is_served:
+                    try:
+                        pool._todo.append(job)
+                        if len(pool.threads) < pool._limit and not pool._has_hands():
+                            pool._todo.pop()
+                            is_served = False
+                    finally:
+                        pool._calls.put(None)  # also where an interrupt comes: the job may be there
+            if not is_served:
                 job.run()
             return job
         except BaseException:
@@ -112,22 +126,6 @@ class _ThreadPool:
         self._owner = weakref.ref(owner, self._calls.put)
         self._started = 0
         weakref.finalize(self, _await_end, self._todo, self._calls, self.threads)
-
-    def enlist(self, job: Future[Any]) -> bool:
-        """Have a job done; return False if there is no thread for it and none can be started."""
-        with self._lock:
-            if self._is_stopped:
-                return False
-            try:
-                self._todo.append(job)
-                if len(self.threads) < self._limit and not self._has_hands():
-                    self._todo.pop()
-                    return False
-            except BaseException:
-                self._calls.put(None)  # the job may be there
-                raise
-            self._calls.put(None)
-        return True
 
     def abandon(self, timeout_s: float) -> None:
         """Leave to themselves the threads whose work takes too long."""

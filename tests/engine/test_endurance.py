@@ -182,7 +182,7 @@ def test_what_only_goes_forward_is_not_remembered(framework, entries):
         stash.drain()
         gc.collect()
         saved, ledger = session_of(stash)._stretch, session_of(stash).state.ledger
-        return max(map(len, (saved.known, saved._contents, saved._order, saved._places, ledger._entries)))
+        return max(map(len, (saved.known, saved.same, saved._order, saved._places, ledger._entries)))
 
     with stash if entries == "one" else nullcontext():
         forward(100)

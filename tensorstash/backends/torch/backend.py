@@ -1,6 +1,6 @@
 """The adapter of PyTorch."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, lru_cache
 from operator import attrgetter
@@ -78,7 +78,7 @@ class TorchBackend:
         self.streams = DeviceStreams()
         # The count differs by version: a storage may own the object that stands for it in Python, or not.
         self._own_holders = 0
-        self._own_holders = self.holders(torch.empty(1)) - 1
+        self._own_holders = self.holders([torch.empty(1)])[0] - 1
 
     def owns(self, obj: object, /) -> bool:
         return isinstance(obj, (Tensor, Module))
@@ -136,10 +136,13 @@ class TorchBackend:
         token: Any = tensor.untyped_storage()._weak_ref()
         return _StorageToken(token), int(tensor.storage_offset()) * tensor.itemsize
 
-    def holders(self, tensor: Tensor, /) -> int:
+    def holders(self, tensors: Sequence[Tensor], /) -> list[int]:
+        counts: list[int] = []
         with DisableTorchFunction():  # no operation of the user's program
-            storage = tensor.untyped_storage()
-        return int(_storage_Use_Count(storage._cdata)) + getrefcount(storage) - self._own_holders
+            for tensor in tensors:
+                storage = tensor.untyped_storage()
+                counts.append(_storage_Use_Count(storage._cdata) + getrefcount(storage) - self._own_holders)
+        return counts
 
     def running_demand(self, handle: object, /) -> Demand | None:
         return strictest(demand(reader) for reader in running(handle))

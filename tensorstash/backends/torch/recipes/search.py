@@ -89,7 +89,9 @@ class Search(AnySearch):
             settings = rule.settings(node, number)
             if settings is None:
                 raise NoRecipe(f"{kind} does not tell its settings")
-            operands = [self._operand(node, place, *each) for place, each in enumerate(rule.inputs)]
+            operands = []
+            for place, each in enumerate(rule.inputs):
+                operands.append(self._operand(node, place, *each))
         except AttributeError as error:
             raise NoRecipe(f"{kind} of this version of PyTorch has no {error.name}") from error
         except RuntimeError as error:  # its saved tensors are released
@@ -108,7 +110,8 @@ class Search(AnySearch):
             if kept is not None:
                 if not self._is_ours(kept):
                     raise NoRecipe("an operand that was saved under the hooks of others")
-                found = self.input(kept)
+                self.inputs.append(kept)  # as :meth:`input` does, without its frame
+                found = len(self.inputs) - 1
                 if name.startswith("result"):  # PyTorch's name for what the operation has returned
                     self.own.append(found)
                 return found, 0
