@@ -2,8 +2,10 @@
 
 import gc
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,9 @@ from tensorstash.host import native
 from tensorstash.host.allocator import CHOICE
 
 os.environ.setdefault(CHOICE, "leave")  # page faults would slow every test of a process that has once used a policy
+os.environ["OMP_NUM_THREADS"] = "1"  # test processes share the cores, and threads that wait for work spin
+
+LACKS = re.compile("could not import|No module named|not installed")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -27,6 +32,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Leave alone what importing frameworks has made: to look through it takes longer than most tests."""
     set_aside()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, Any, Any]:
+    """Fail what is skipped because a package is missing, a file or a test: the dependency group has all of them."""
+    report = yield
+    if report.skipped and LACKS.search(str(report.longrepr)):
+        report.outcome = "failed"
+    return report
+
+
+pytest_runtest_makereport = pytest_make_collect_report
 
 
 @pytest.hookimpl(wrapper=True)

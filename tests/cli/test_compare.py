@@ -20,7 +20,7 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(*[torch.nn.Linear(512, 512), torch.nn.GELU()] * 4)
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(9):
-    loss = model(torch.randn(4096, 512)).square().mean()
+    loss = model(torch.randn(512, 512)).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+import torch
 
 import tensorstash as ts
 from tensorstash.engine.ladder import Fate, Ladder, Record, planned
@@ -192,7 +193,6 @@ def test_an_equal_step_follows_the_plan_and_another_one_goes_by_age():
 
 
 def test_threads_that_share_a_stash_train_under_a_budget():
-    torch = pytest.importorskip("torch")
     net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32))
     stash = ts.stash("recompute | disk_spill", budget="16KiB", framework="torch", min_bytes=0)
     failures = []

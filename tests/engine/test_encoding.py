@@ -4,14 +4,13 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 
 import tensorstash as ts
 from tensorstash.codecs.affine import Affine
 from tensorstash.codecs.lossless import Lossless
 from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.two_valued import TwoValued
-
-torch = pytest.importorskip("torch")
 
 MEBI = 2**20
 

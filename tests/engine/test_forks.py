@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from gates import Gated
 from inside import in_flight, session_of
 
@@ -33,15 +32,6 @@ POLICIES = {
     "compressed disk": lambda directory: ts.Compress(min_ratio=1) | ts.DiskSpill(directory),
     "quantize": lambda directory: ts.Quantize(8),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread_computes():
-    """OpenMP's threads are not in a child, which would wait for them."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 def graph(lab, stash, seed=0):

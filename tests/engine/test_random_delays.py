@@ -168,14 +168,6 @@ def prepared(name: str) -> tuple[Program, Result]:
     return program, plain
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + RUNS))
 def test_results_are_those_without_hooks_however_slow_anything_is(seed, tmp_path):
     name = list(PROGRAMS)[seed % len(PROGRAMS)]

@@ -1,10 +1,6 @@
 """The table at the end of a run: each cell of the matrix of trainers, and what came of it."""
 
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
-import torch
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -14,11 +10,3 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if cells:
         terminalreporter.section("trainers")
         terminalreporter.write_line("\n".join(f"{outcome}  {cell}" for outcome, cell in cells))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

@@ -7,38 +7,32 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import accelerate
-import datasets
-import lightning
 import pytest
 import torch
-import trainers
-import transformers
-import wandb
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from trainers import OPTIONS, STEPS, Cell, Lit, collate, llama, loader, rows
+from cells import Cell
+from lazy import Lazy
 
 import tensorstash as ts
 from tensorstash.errors import ConfigError
-from tensorstash.integrations import accelerate as with_accelerate
-from tensorstash.integrations import lightning as with_lightning
-from tensorstash.integrations import transformers as with_transformers
 
+accelerate, datasets, lightning, trainers, transformers, wandb = map(
+    Lazy, ("accelerate", "datasets", "lightning", "trainers", "transformers", "wandb")
+)
+with_accelerate, with_lightning, with_transformers = (
+    Lazy(f"tensorstash.integrations.{library}") for library in ("accelerate", "lightning", "transformers")
+)
+events = Lazy("tensorboard.backend.event_processing.event_accumulator")
 CELL = Cell("", "fp32", "plain", False, False, 1)
 SCALAR = "tensorstash/stashed_MiB"
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the trainers
 
 
-class LoggedTrainer(with_transformers.LogsStash, transformers.Trainer):  # type: ignore[misc]
-    """A trainer whose reporters get the scalars."""
-
-
 def trainer_of(kind: Any, directory: Path, report_to: list[str], callback: Any, **options: Any) -> Any:
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     args = transformers.TrainingArguments(
         output_dir=str(directory),
-        max_steps=STEPS,
+        max_steps=trainers.STEPS,
         per_device_train_batch_size=trainers.BATCH,
         logging_steps=1,
         report_to=report_to,
@@ -46,34 +40,36 @@ def trainer_of(kind: Any, directory: Path, report_to: list[str], callback: Any, 
         save_strategy="no",
         disable_tqdm=True,
     )
-    data = datasets.Dataset.from_list(rows(1))
-    parts = {"data_collator": collate, "callbacks": [callback], **options}
-    return kind(model=llama(), args=args, train_dataset=data, **parts)
+    data = datasets.Dataset.from_list(trainers.rows(1))
+    parts = {"data_collator": trainers.collate, "callbacks": [callback], **options}
+    return kind(model=trainers.llama(), args=args, train_dataset=data, **parts)
 
 
 def logged_to_tensorboard(directory: Path) -> set[str]:
     files = sorted(directory.rglob("events.out.tfevents*"))
     tags: set[str] = set()
     for file in files:
-        events = EventAccumulator(str(file))
-        events.Reload()
-        tags |= set(events.Tags()["scalars"])
+        found = events.EventAccumulator(str(file))
+        found.Reload()
+        tags |= set(found.Tags()["scalars"])
     return tags
 
 
 def test_the_history_of_transformers_has_a_line_per_step(tmp_path: Path) -> None:
-    trainer = trainer_of(transformers.Trainer, tmp_path, [], with_transformers.StashCallback("compress", **OPTIONS))
+    trainer = trainer_of(
+        transformers.Trainer, tmp_path, [], with_transformers.StashCallback("compress", **trainers.OPTIONS)
+    )
     trainer.train()
     found = [entry[SCALAR] for entry in trainer.state.log_history if "loss" in entry]
-    assert len(found) == STEPS
+    assert len(found) == trainers.STEPS
     assert all(number == found[0] > 0 for number in found)
     assert ts.wrapped(trainer.model) == ()
 
 
 def test_the_mixin_logs_to_every_reporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
-    callback = with_transformers.StashCallback("compress", **OPTIONS)
-    trainer = trainer_of(LoggedTrainer, tmp_path, ["tensorboard"], callback)
+    callback = with_transformers.StashCallback("compress", **trainers.OPTIONS)
+    trainer = trainer_of(trainers.LoggedTrainer, tmp_path, ["tensorboard"], callback)
     trainer.train()
     assert {"train/loss", f"train/{SCALAR}"} <= logged_to_tensorboard(tmp_path / "logs")
     assert all(SCALAR in entry for entry in trainer.state.log_history if "loss" in entry)
@@ -82,8 +78,8 @@ def test_the_mixin_logs_to_every_reporter(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_mixin_logs_to_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"MODE": "offline", "DIR": str(tmp_path), "SILENT": "true", "WATCH": "false"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
-    callback = with_transformers.StashCallback("compress", **OPTIONS)
-    trainer = trainer_of(LoggedTrainer, tmp_path, ["wandb"], callback)
+    callback = with_transformers.StashCallback("compress", **trainers.OPTIONS)
+    trainer = trainer_of(trainers.LoggedTrainer, tmp_path, ["wandb"], callback)
     try:
         trainer.train()
         assert wandb.run is not None
@@ -95,12 +91,12 @@ def test_the_mixin_logs_to_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_callback_of_lightning_logs_to_the_loggers(tmp_path: Path) -> None:
     logger = lightning.pytorch.loggers.TensorBoardLogger(str(tmp_path))
-    callback = with_lightning.StashCallback("compress", **OPTIONS)
+    callback = with_lightning.StashCallback("compress", **trainers.OPTIONS)
     quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(
-        accelerator="cpu", max_steps=STEPS, callbacks=[callback], logger=logger, log_every_n_steps=1, **quiet
+        accelerator="cpu", max_steps=trainers.STEPS, callbacks=[callback], logger=logger, log_every_n_steps=1, **quiet
     )
-    trainer.fit(Lit(llama()), loader(CELL))
+    trainer.fit(trainers.Lit(trainers.llama()), trainers.loader(CELL))
     assert trainer.callback_metrics[SCALAR] > 0
     logger.experiment.flush()
     assert SCALAR in logged_to_tensorboard(tmp_path)
@@ -110,8 +106,8 @@ def test_what_accelerate_tracks(tmp_path: Path) -> None:
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = accelerate.Accelerator(cpu=True, log_with="tensorboard", project_dir=str(tmp_path))
     accelerator.init_trackers("run")
-    stash = with_accelerate.StashCallback("compress", **OPTIONS)
-    model, batches = stash.prepare(accelerator, llama(), loader(CELL))
+    stash = with_accelerate.StashCallback("compress", **trainers.OPTIONS)
+    model, batches = stash.prepare(accelerator, trainers.llama(), trainers.loader(CELL))
     for step, batch in enumerate(batches):
         accelerator.backward(model(**batch).loss)
         stash.log(step)
@@ -126,7 +122,7 @@ def test_a_training_that_fails_leaves_a_model_that_can_be_trained_again(tmp_path
         def on_step_end(self, *_: Any, **__: Any) -> None:
             raise OSError("no more")
 
-    stash = with_transformers.StashCallback("compress", **OPTIONS)
+    stash = with_transformers.StashCallback("compress", **trainers.OPTIONS)
     trainer = trainer_of(transformers.Trainer, tmp_path, [], stash, callbacks=[stash, Fails()])
     for _ in range(2):
         with pytest.raises(OSError, match="no more"):
@@ -140,19 +136,19 @@ def test_a_fit_that_fails_leaves_the_module_as_it_was(tmp_path: Path) -> None:
         def on_train_batch_end(self, *_: Any) -> None:
             raise OSError("no more")
 
-    stash = with_lightning.StashCallback("compress", **OPTIONS)
+    stash = with_lightning.StashCallback("compress", **trainers.OPTIONS)
     quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(accelerator="cpu", max_steps=1, callbacks=[stash, Fails()], logger=False, **quiet)
-    module = Lit(llama())
+    module = trainers.Lit(trainers.llama())
     with pytest.raises(OSError, match="no more"):
-        trainer.fit(module, loader(CELL))
+        trainer.fit(module, trainers.loader(CELL))
     assert ts.wrapped(module) == ()
 
 
-@pytest.mark.parametrize("kind", [with_transformers.StashCallback, with_lightning.StashCallback])
-def test_a_callback_in_use_is_copied_and_pickled_without_what_runs(kind: Any) -> None:
-    stash = kind("compress | disk_spill", **OPTIONS)
-    stash._begin(llama())
+@pytest.mark.parametrize("library", [with_transformers, with_lightning], ids=["transformers", "lightning"])
+def test_a_callback_in_use_is_copied_and_pickled_without_what_runs(library: Any) -> None:
+    stash = library.StashCallback("compress | disk_spill", **trainers.OPTIONS)
+    stash._begin(trainers.llama())
     for again in (copy.deepcopy(stash), pickle.loads(pickle.dumps(stash))):
         assert again.stats() == ts.Stats()
         again._begin(model := torch.nn.Linear(2, 2))
@@ -183,4 +179,4 @@ def test_what_is_no_policy_is_refused_before_training_begins() -> None:
     with pytest.raises(ConfigError, match=r"StashCallback\.limits"):
         with_accelerate.StashCallback("compress", limits="64 MiB")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="expected the Accelerator"):
-        with_accelerate.StashCallback("compress").prepare(llama(), object())
+        with_accelerate.StashCallback("compress").prepare(trainers.llama(), object())

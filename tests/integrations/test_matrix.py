@@ -11,19 +11,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainers import Cell, every_cell, plain, train, without_policy
+from cells import KINDS, Cell, every_cell, without_policy
+from lazy import Lazy
 
 from tensorstash.errors import TensorStashError, TensorStashWarning
 
 SAMPLE = [
     Cell(trainer, *values)
-    for trainer in ("transformers", "trl", "accelerate", "lightning")
+    for trainer in KINDS
     for values in (
         ("bf16", "before", False, False, 1),
         ("fp32", "callback", True, True, 2),
         ("bf16", "after", True, False, 1),
     )
 ]
+trainers = Lazy("trainers")
 CELLS = list(every_cell()) if os.environ.get("TENSORSTASH_MATRIX") == "all" else SAMPLE
 
 
@@ -37,11 +39,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_cell_trains_the_same_or_says_why_not(
     cell: Cell, record_property: Callable[[str, object], None], directory: Path
 ) -> None:
-    expected = plain(without_policy(cell), directory)
+    expected = trainers.plain(without_policy(cell), directory)
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
-            trained = train(cell, directory)
+            trained = trainers.train(cell, directory)
         except TensorStashError as error:
             record_property("cell", f"{cell}: {error}")
             return

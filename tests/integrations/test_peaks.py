@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainers import Cell, every_cell, without_policy
+from cells import Cell, every_cell, without_policy
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORKER = Path(__file__).with_name("memory_worker.py")

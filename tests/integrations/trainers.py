@@ -1,9 +1,7 @@
 """Three steps of a small random Llama in each trainer, plain or under a policy put in one of three places."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import tokenizers
 import torch
 import transformers
 import trl
+from cells import Cell
 from torch import Tensor
 
 import tensorstash as ts
@@ -25,35 +24,6 @@ from tensorstash.integrations import transformers as with_transformers
 STEPS, BATCH, LENGTH, WORDS = 3, 2, 16, 64
 AT_ONCE = ts.Limits(in_flight=0, ahead=0)
 OPTIONS: dict[str, Any] = {"limits": AT_ONCE, "min_bytes": 0}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One way to train.
-
-    Args:
-        trainer: its name, a key of :data:`TRAINERS`.
-        precision: ``"fp32"``, or ``"bf16"`` by the trainer's own autocast.
-        where: the policy is put ``"before"`` or ``"after"`` the trainer takes the model, by ``"callback"``, or not at
-            all: ``"plain"``.
-        lora: train PEFT's adapters in place of the weights.
-        checkpointing: as the trainer spells it.
-        accumulation: batches per step.
-        policy: one line of text.
-    """
-
-    trainer: str
-    precision: str
-    where: str
-    lora: bool
-    checkpointing: bool
-    accumulation: int
-    policy: str = "compress"
-
-    def __str__(self) -> str:
-        parts = [self.trainer, self.precision, self.where, *(["lora"] if self.lora else [])]
-        parts += [*(["checkpointing"] if self.checkpointing else []), f"accumulate {self.accumulation}"]
-        return ", ".join(parts)
 
 
 @dataclass
@@ -201,6 +171,10 @@ def _preparing(callback: Any, accelerator: Any) -> Any:
     return lambda *parts: callback.prepare(accelerator, *parts)
 
 
+class LoggedTrainer(with_transformers.LogsStash, transformers.Trainer):  # type: ignore[misc]
+    """A trainer whose reporters get the scalars."""
+
+
 class Lit(lightning.LightningModule):
     """A causal model, as Lightning wants it."""
 
@@ -242,32 +216,14 @@ def in_lightning(cell: Cell, directory: str) -> Trained:
     return Trained(list(lit.parameters()), under.stats())
 
 
-TRAINERS = {
-    "transformers": in_transformers,
-    "trl": in_trl,
-    "accelerate": in_accelerate,
-    "lightning": in_lightning,
-}
-
-
 def train(cell: Cell, directory: Path) -> Trained:
     """Train as a cell says, from the same weights and on the same rows each time."""
     torch.manual_seed(0)
-    return TRAINERS[cell.trainer](cell, str(directory))
+    trainer = {"transformers": in_transformers, "trl": in_trl, "accelerate": in_accelerate, "lightning": in_lightning}
+    return trainer[cell.trainer](cell, str(directory))
 
 
 @cache
 def plain(cell: Cell, directory: Path) -> list[Tensor]:
     """Return the parameters after the same training without a policy."""
     return train(cell, directory).parameters
-
-
-def without_policy(cell: Cell) -> Cell:
-    return replace(cell, where="plain", policy="compress")
-
-
-def every_cell() -> Iterator[Cell]:
-    """Yield all cells of all trainers."""
-    places, yes_or_no = ("before", "after", "callback"), (False, True)
-    for values in product(TRAINERS, ("fp32", "bf16"), places, yes_or_no, yes_or_no, (1, 2)):
-        yield Cell(*values)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from codec_cases import spec_of
 
 from tensorstash import kernels
@@ -64,7 +65,6 @@ def test_floats_are_converted_as_in_numpy(dtype: str) -> None:
 
 
 def test_subnormals_do_not_depend_on_the_mode_of_a_thread() -> None:
-    torch = pytest.importorskip("torch")
     halves = np.arange(1, 2**17, dtype=np.uint32).astype(np.uint16)
     codec, spec = AsType(dtype="float16"), spec_of(halves.shape, "float32")
     before = codec.decode(halves.view(np.float16), spec).tobytes()

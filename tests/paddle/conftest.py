@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GLOG_minloglevel", "3")
 
 import paddle

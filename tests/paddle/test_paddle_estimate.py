@@ -2,11 +2,10 @@
 
 from typing import Any
 
+import paddle
 import pytest
 
-paddle = pytest.importorskip("paddle")
-
-import tensorstash as ts  # noqa: E402
+import tensorstash as ts
 
 
 class Decoder(paddle.nn.Layer):  # type: ignore[misc,name-defined]

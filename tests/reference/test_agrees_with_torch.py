@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tensorstash.reference import Node, Tensor, grad, methods, ops, tensor
 from tensorstash.reference.autograd.primitive import Primitive, ViewPrimitive
 from tensorstash.reference.inplace import overwrite
-
-torch = pytest.importorskip("torch")
 
 ROWS = [0, 2, 2, 1]
 Function = Callable[..., Any]

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from interrupts import interrupt
 
 from tensorstash.errors import ConfigError
@@ -70,7 +71,6 @@ def test_what_is_made_here_is_pooled_and_takes_direct_transfers():
 
 
 def test_what_other_libraries_hold_is_not_used_again():
-    torch = pytest.importorskip("torch")
     pool = PagePool(8 * MIB)
     tensor = torch.from_numpy(pool.take(MIB))[100:200]
     tensor.fill_(7)

@@ -1,6 +1,6 @@
 """What the tests of the PyTorch backend share: a backend, a pair of hooks that copies, and bitwise comparison."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,6 @@ def backend() -> TorchBackend:
 @pytest.fixture
 def pair(backend: TorchBackend) -> CopyingPair:
     return CopyingPair(backend)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def bits(tensor: Tensor) -> bytes:

@@ -34,7 +34,7 @@ from tensorstash.spec import TensorSpec, contiguous_strides
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = next((kind for kind in ("cuda", "xpu") if getattr(torch, kind).is_available()), None)
 
-needs_triton = pytest.mark.skipif(not torch_triton.AVAILABLE, reason="needs Triton")
+needs_triton = pytest.mark.skipif(sys.platform != "linux", reason="Triton has no build for this system")
 DTYPES = ["float16", "bfloat16", "float32"]
 SHAPES = [((33, 256), 128), ((3, 500), 100), ((130,), 64), ((5, 4, 3, 8), 128), ((7, 61), 33)]
 CONTENTS = ["specials"] if INTERPRETED else ["normal", "zeros and constants", "specials", "any bits"]
