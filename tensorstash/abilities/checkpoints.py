@@ -1,6 +1,9 @@
 """Modules that a framework computes again in backward, by a function of its own."""
 
-from typing import Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 CHECKPOINTED = "checkpointed"
 
@@ -15,10 +18,10 @@ class Region:
 
     Args:
         name: of the module.
-        backend: of the module.
+        backend: of the module, one that :class:`SupportsCheckpoints`.
     """
 
-    __slots__ = ("_measured", "backend", "fate", "name", "refusal", "saved_bytes", "seconds", "written")
+    __slots__ = ("_measured", "backend", "fate", "name", "refusal", "saved_bytes", "seconds", "writes")
 
     def __init__(self, name: str, backend: Any = None) -> None:
         self.name, self.backend = name, backend
@@ -26,8 +29,8 @@ class Region:
         """Its treatment in the plan of the step, unless it is refused."""
         self.refusal: str | None = None
         """Why it is not computed again; empty if it is; None before its first call."""
-        self.written: tuple[str, ...] = ()
-        """Names of its buffers that a call writes, which computing it again must not."""
+        self.writes = False
+        """Whether its calls write its buffers, which computing it again must not."""
         self.saved_bytes = 0
         """Bytes that it saves beside its arguments and weights where it is not computed again."""
         self.seconds = 0.0
@@ -49,9 +52,9 @@ class Region:
         """Whether its next call is measured, which makes the program wait for a device: its first few are."""
         return self._measured < _MEASURED
 
-    def judged(self, refusal: str, written: tuple[str, ...] = (), saved_bytes: int = 0) -> None:
+    def judged(self, refusal: str, writes: bool = False, saved_bytes: int = 0) -> None:
         """Note the result of the proof."""
-        self.refusal, self.written, self.saved_bytes = refusal, written, saved_bytes
+        self.refusal, self.writes, self.saved_bytes = refusal, writes, saved_bytes
 
     def planned(self, fate: str) -> None:
         """Note its treatment in the plan of the next step."""
@@ -63,6 +66,46 @@ class Region:
         self._measured += 1
 
 
+class Repeats(ABC):
+    """The part of a framework in calls that are computed again. All else is the same for every framework."""
+
+    tensor: ClassVar[type]
+    generator: ClassVar[type]
+    """Of the random numbers that a module may hold."""
+    constants: ClassVar[tuple[type, ...]]
+    """Types of arguments that nobody changes, beside those of Python."""
+    notes: ClassVar[frozenset[str]]
+    """Attributes of every module, in which the framework notes what it needs."""
+    reenters: ClassVar[bool]
+    """Whether its function runs outside of the graph: it returns tensors, and sets Python's random numbers back."""
+    source: ClassVar[str]
+    """File of that function."""
+
+    @abstractmethod
+    def repeat(self, again: Callable[..., Any], module: Any, tensors: list[Any]) -> Any:
+        """Call a module on tensors, so that backward calls it again."""
+
+    @abstractmethod
+    def finish(self, tensors: list[Any]) -> None:
+        """Wait until the devices of tensors have done all that they were told."""
+
+    @abstractmethod
+    def is_buffer(self, value: Any) -> bool:
+        """Return whether a parameter, buffer or None that a module holds is a tensor that its calls may write."""
+
+    @abstractmethod
+    def copied(self, value: Any) -> Any:
+        """Return a copy of a tensor, no leaf, that requires grad as the tensor does; or of a generator."""
+
+    @abstractmethod
+    def digest(self, value: Any) -> Hashable:
+        """Return a key of the bits of a tensor, or of the numbers that a generator will draw."""
+
+    @abstractmethod
+    def same_numbers(self, tensors: list[Any]) -> AbstractContextManager[None]:
+        """Set the framework's random numbers back at the end, on the devices of tensors, too."""
+
+
 @runtime_checkable
 class SupportsCheckpoints(Protocol):
     """A backend whose framework computes modules again in backward, so that hooks around see their inputs alone.
@@ -72,8 +115,7 @@ class SupportsCheckpoints(Protocol):
     region and called as ever.
     """
 
-    repeats: Any
-    """The part of the framework, a :class:`~tensorstash.backends.repeat.Repeats`."""
+    repeats: Repeats
 
     def is_checkpointed(self) -> bool:
         """Return whether somebody else computes again, in backward, the present work of this thread."""

@@ -2,71 +2,16 @@
 
 import random
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from time import perf_counter
 from types import CodeType, FrameType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tensorstash.abilities.checkpoints import ALREADY, Region
-from tensorstash.backends.isolation import WEIGHTS, NoCopy, buffers_of, isolated, unwritten
-
-_CONSTANTS = (bool, int, float, complex, str, bytes, slice, range)
-
-
-class Repeats(ABC):
-    """The part of a framework in calls that are computed again."""
-
-    tensor: ClassVar[type]
-    generator: ClassVar[type]
-    """Of the random numbers that a module may hold."""
-    constants: ClassVar[tuple[type, ...]]
-    """Types of arguments that nobody changes, beside those of Python."""
-    bringers: ClassVar[tuple[str, ...]]
-    """Python modules whose hooks run in a proof: they bring weights. Those of others may count or collect."""
-    notes: ClassVar[frozenset[str]]
-    """Attributes of every module, in which the framework notes what it needs."""
-    sets_back_host: ClassVar[bool]
-    """Whether the framework sets Python's and NumPy's random numbers back, too."""
-    rebuilds_outputs: ClassVar[bool]
-    """Whether the outputs of a module are put together again of their tensors."""
-    source: ClassVar[str]
-    """File of the framework's own checkpoints."""
-
-    @abstractmethod
-    def repeat(self, again: Callable[..., Any], module: Any, tensors: list[Any]) -> Any:
-        """Call a module on tensors, so that backward calls it again."""
-
-    @abstractmethod
-    def finish(self, tensors: list[Any]) -> None:
-        """Wait until the devices of tensors have done all that they were told."""
-
-    @abstractmethod
-    def is_buffer(self, value: Any) -> bool:
-        """Return whether a parameter, buffer or None that a module holds is a tensor that its calls may write."""
-
-    @abstractmethod
-    def digest(self, tensor: Any) -> Hashable:
-        """Return a key of the bits of a tensor."""
-
-    @abstractmethod
-    def copied(self, tensor: Any) -> Any:
-        """Return a copy that is no leaf and requires grad as the tensor does."""
-
-    @abstractmethod
-    def copied_generator(self, generator: Any) -> Any:
-        """Return a generator that draws the same numbers."""
-
-    @abstractmethod
-    def generator_state(self, generator: Any) -> Hashable:
-        """Return a key of the numbers that a generator will draw."""
-
-    @abstractmethod
-    def same_numbers(self, tensors: list[Any]) -> AbstractContextManager[None]:
-        """Set the framework's random numbers back at the end, on the devices of tensors, too."""
+from tensorstash.abilities.checkpoints import ALREADY, Region, Repeats
+from tensorstash.backends.parts import WEIGHTS, NoCopy, apart, as_before, buffers_of, is_argument, isolated, taken_apart
 
 
 def is_below(wanted: Callable[[CodeType], bool]) -> bool:
@@ -91,7 +36,8 @@ def call_again(
     """
     if not region.is_wanted or region.refusal or not module.training:
         return call(*args, **kwargs)
-    backend, framework = region.backend, region.backend.repeats
+    backend = region.backend
+    framework: Repeats = backend.repeats
     tensors: list[Any] = []
     opaque: list[object] = []
     build = taken_apart((args, kwargs), framework, tensors, opaque)
@@ -101,22 +47,20 @@ def call_again(
         region.judged(f"takes a {type(opaque[0]).__qualname__}, which a second call may find changed")
     elif region.refusal is None:
         try:
-            proof = _proof(backend, module, call, tensors, build)
+            region.judged(*_proof(backend, module, call, tensors, build))
         except NoCopy as error:
-            proof = str(error), (), 0
+            region.judged(str(error))
         except Exception:  # the call itself raises it, and draws the numbers that it would have drawn
             return call(*args, **kwargs)
-        region.judged(*proof)
     if not region.is_repeated:
         return call(*args, **kwargs)
 
     is_again = False
+    modes = [(part, part.training) for _, part in backend.named_modules(module)]
 
     def again(*tensors: Any) -> Any:
         args, kwargs = build(tensors)
-        written = region.written if is_again else ()
-        places = buffers_of(backend, module) if written else {}
-        with unwritten(places[name] for name in written):
+        with as_before(backend, module, modes, writes=region.writes and is_again):
             return call(*args, **kwargs)
 
     if not region.is_measured:
@@ -131,100 +75,74 @@ def call_again(
     return outputs
 
 
-def taken_apart(value: Any, framework: Repeats, tensors: list[Any], opaque: list[object]) -> Callable[[Any], Any]:
-    """Return a function that builds a value of its tensors; note these, and objects that others may change."""
-    kind = type(value)
-    if isinstance(value, framework.tensor):
-        place = next((place for place, tensor in enumerate(tensors) if tensor is value), len(tensors))
-        if place == len(tensors):
-            tensors.append(value)
-        return lambda given: given[place]
-    if kind is dict:
-        items = [(key, taken_apart(item, framework, tensors, opaque)) for key, item in value.items()]
-        return lambda given: {key: build(given) for key, build in items}
-    if kind in (tuple, list):
-        parts = [taken_apart(item, framework, tensors, opaque) for item in value]
-        return lambda given: kind(build(given) for build in parts)
-    if value is not None and not isinstance(value, (*_CONSTANTS, *framework.constants)):
-        opaque.append(value)
-    return lambda given: value
-
-
 def _proof(
     backend: Any, module: Any, call: Callable[..., Any], tensors: list[Any], build: Callable[[Any], Any]
-) -> tuple[str, tuple[str, ...], int]:
-    """Return why a module cannot be called again, empty if it can, the buffers that a call writes, and the saved bytes.
+) -> tuple[str, bool, int]:
+    """Return why a module cannot be called again, empty if it can, whether it writes buffers, and the saved bytes.
 
     It runs twice on copies of its arguments and of its state, from the same random numbers, and both runs have to save
     the same bits.
     """
-    held = [weight for _, part in backend.named_modules(module) for weight in part._parameters.values()]
-    weights = [weight for weight in held if weight is not None]
-    versions = [backend.version(weight) for weight in weights]
-    drawn: list[str] = []
-    runs = []
+    weights = [weight for _, part in backend.named_modules(module) for weight in part._parameters.values()]
+    versions = _versions(backend, weights)
     with isolated(backend, module) as changes:
-        own = {_address(backend, space[key]) for space, key in buffers_of(backend, module).values()}
-        for _ in range(2):
-            with _same_numbers(backend.repeats, tensors) as numbers:
-                runs.append(_run(backend, call, tensors, build, own))
-            drawn += numbers
-        changed, written = changes()
-    first, second = runs
-    refusal = first.refusal or (f"keeps a value of its own in {changed[0]}" if changed else "")
-    refusal = refusal or (f"draws numbers from {drawn[0]}, which is not set back" if drawn else "")
-    if versions != [backend.version(weight) for weight in weights]:
+        own = {_address(backend, space[key]) for space, key in buffers_of(backend, module)}
+        (refusal, saved, nbytes), (_, saved_again, _) = (_run(backend, call, tensors, build, own) for _ in range(2))
+        changed, writes = changes()
+    if not refusal and changed:
+        refusal = f"keeps a value of its own in {changed[0]}"
+    if versions != _versions(backend, weights):
         refusal = refusal or "writes its weights in place"
-    refusal = refusal or ("saves other values when it is called again" if first.saved != second.saved else "")
-    return refusal, written, first.nbytes
-
-
-class _Run(NamedTuple):
-    refusal: str
-    saved: list[Hashable]
-    """Keys of the saved and returned tensors."""
-    nbytes: int
-    """Saved beside weights, buffers and arguments; equal bits count once."""
+    refusal = refusal or ("saves other values when it is called again" if saved != saved_again else "")
+    return refusal, writes, nbytes
 
 
 def _run(
     backend: Any, call: Callable[..., Any], tensors: list[Any], build: Callable[[Any], Any], own: set[int]
-) -> _Run:
-    """Call a module on copies of its arguments; ``own`` are the addresses of its buffers, which it may write."""
-    framework = backend.repeats
+) -> tuple[str, list[Hashable], int]:
+    """Call a module on copies of its arguments; ``own`` are the addresses of its buffers, which it may write.
+
+    Returns why it cannot be called again, keys of the saved and returned tensors, and the bytes saved beside weights,
+    buffers and arguments, where equal bits count once.
+    """
+    framework: Repeats = backend.repeats
     copies = [framework.copied(tensor) for tensor in tensors]
-    versions = [backend.version(copy) for copy in copies]
+    versions = _versions(backend, copies)
     given = {_address(backend, copy) for copy in copies}
     args, kwargs = build(copies)
-    parts = _parts((args, kwargs))
-    found: list[Hashable] = []
+    before = apart((args, kwargs), is_argument)
+    keys: list[Hashable] = []
     sizes: dict[Hashable, int] = {}
     is_done = False
 
     def pack(tensor: Any) -> None:
         nonlocal is_done
         is_done |= is_below(lambda code: code.co_filename == framework.source)
-        found.append(_key(backend, tensor, own))
-        if isinstance(found[-1], tuple) and _address(backend, tensor) not in given:
-            sizes[found[-1]] = tensor.element_size() * int(tensor.numel())
+        keys.append(_key(backend, tensor, own))
+        if isinstance(keys[-1], tuple) and _address(backend, tensor) not in given:
+            sizes[keys[-1]] = tensor.element_size() * int(tensor.numel())
 
-    try:
-        with backend.hooks(pack, _refuse, trusted=True):
-            outputs = call(*args, **kwargs)
-    except _WantsBack:
-        return _Run("computes gradients of its own", [], 0)
-    leaves: list[Any] = []
+    with _same_numbers(framework, tensors) as drawn:
+        try:
+            with backend.hooks(pack, _refuse, trusted=True):
+                outputs = call(*args, **kwargs)
+        except _WantsBack:
+            return "computes gradients of its own", [], 0
+    returned: list[Any] = []
     opaque: list[object] = []
-    taken_apart(outputs, framework, leaves, opaque)
-    found += [_key(backend, leaf, own) for leaf in leaves]
-    left = _parts((args, kwargs))
-    is_same = len(left) == len(parts) and all(one is other for one, other in zip(left, parts, strict=True))
-    refusal = ALREADY if is_done else ""
-    if opaque and framework.rebuilds_outputs:
-        refusal = refusal or f"returns a {type(opaque[0]).__qualname__}"
-    if not is_same or [backend.version(copy) for copy in copies] != versions:
+    taken_apart(outputs, framework, returned, opaque)
+    keys += [_key(backend, tensor, own) for tensor in returned]
+    shape, parts = apart((args, kwargs), is_argument)
+    is_same = shape == before[0] and all(one is other for one, other in zip(parts, before[1], strict=True))
+    if not is_same or _versions(backend, copies) != versions:
         refusal = "writes its arguments in place"
-    return _Run(refusal, found, sum(sizes.values()))
+    elif is_done:
+        refusal = ALREADY
+    elif opaque and framework.reenters:
+        refusal = f"returns a {type(opaque[0]).__qualname__}"
+    else:
+        refusal = f"draws numbers from {drawn[0]}, which is not set back" if drawn else ""
+    return refusal, keys, sum(sizes.values())
 
 
 class _WantsBack(Exception):  # noqa: N818  (no error: it ends a run)
@@ -235,13 +153,8 @@ def _refuse(packed: None) -> Any:
     raise _WantsBack
 
 
-def _parts(value: Any) -> list[Any]:
-    """Return all that is inside of containers, which can be compared by identity."""
-    if type(value) is dict:
-        return [dict, *value, *(part for item in value.values() for part in _parts(item))]
-    if type(value) in (tuple, list):
-        return [type(value), *(part for item in value for part in _parts(item))]
-    return [value]
+def _versions(backend: Any, tensors: list[Any]) -> list[int]:
+    return [backend.version(tensor) for tensor in tensors if tensor is not None]
 
 
 def _key(backend: Any, tensor: Any, own: set[int]) -> Hashable:
@@ -266,7 +179,7 @@ def _same_numbers(framework: Repeats, tensors: list[Any]) -> Iterator[list[str]]
         with framework.same_numbers(tensors):
             yield drawn
     finally:
-        if not framework.sets_back_host:
+        if not framework.reenters:
             drawn += ["Python's random"] if random.getstate() != pythons else []
             drawn += ["NumPy's random"] if repr(np.random.get_state()) != repr(numpys) else []
         random.setstate(pythons)

@@ -24,7 +24,10 @@ def by_treatment(regions: Iterable[Region]) -> Mapping[str, tuple[str, ...]]:
     """
     found: dict[str, tuple[str, ...]] = {}
     for region in regions:
-        found[_treatment(region)] = (*found.get(_treatment(region), ()), region.name)
+        treatment = f"{NOT_REPEATED}, since each {region.refusal}" if region.refusal else region.fate
+        treatment = f"left alone: the model {ALREADY}" if region.refusal == ALREADY else treatment
+        treatment = NOT_CALLED if region.refusal is None else treatment
+        found[treatment] = (*found.get(treatment, ()), region.name)
     return found
 
 
@@ -37,16 +40,6 @@ def judge_regions(adviser: Adviser, regions: Iterable[Region]) -> None:
                 "Have them depend on arguments and weights alone (use_cache=False for Transformers), or name others: "
                 "Checkpoint(blocks='*.layers.*')"
             )
-
-
-def _treatment(region: Region) -> str:
-    if region.refusal is None:
-        return NOT_CALLED
-    if region.refusal == ALREADY:
-        return f"left alone: the model {ALREADY}"
-    if region.refusal:
-        return f"{NOT_REPEATED}, since each {region.refusal}"
-    return region.fate
 
 
 _STEPS = 3

@@ -14,11 +14,6 @@ from tensorstash.spec import TensorSpec
 
 _LISTS = {"ModuleList", "Sequential", "LayerList"}
 
-_HOW_TO_NAME = (
-    "name them by a shell-style pattern of their dotted names, such as Checkpoint(blocks='*.layers.*') or "
-    "'checkpoint:blocks=*.layers.*'"
-)
-
 
 @dataclass(frozen=True)
 class Checkpoint(Policy):
@@ -66,18 +61,18 @@ class Checkpoint(Policy):
         Raises:
             ConfigError: there are none; the message says how to name them.
         """
-        if self.blocks is None:
-            found = repeated(modules)
-            if not found:
-                raise ConfigError(
-                    f"checkpoint.blocks: the model has no ModuleList, Sequential or LayerList with two or more modules "
-                    f"of one class that have modules inside; {_HOW_TO_NAME}"
-                )
-            named = {name: name for name in found}
-        else:
-            patterns = texts_of(self.blocks, path="checkpoint.blocks")
-            named = named_for(patterns, modules, path="checkpoint.blocks")
-        outermost = [name for name in modules if name in named and not _is_inside(name, named)]
+        if self.blocks is not None:
+            named = named_for(texts_of(self.blocks, path="checkpoint.blocks"), modules, path="checkpoint.blocks")
+        elif not (named := {name: name for name in repeated(modules)}):
+            raise ConfigError(
+                "checkpoint.blocks: the model has no ModuleList, Sequential or LayerList with two or more modules of "
+                "one class that have modules inside; name them by a shell-style pattern of their dotted names, such as "
+                "Checkpoint(blocks='*.layers.*') or 'checkpoint:blocks=*.layers.*'"
+            )
+        outermost: list[str] = []
+        for name in modules:
+            if name in named and not (outermost and name.startswith(f"{outermost[-1]}.")):
+                outermost.append(name)
         return {name: named[name] for name in outermost[:: self.every]}
 
 
@@ -98,19 +93,8 @@ def repeated(modules: Mapping[str, object]) -> list[str]:
     Args:
         modules: of the model by their dotted names.
     """
-    children: dict[str, list[str]] = {}
-    for name in modules:
-        if name:
-            children.setdefault(name.rpartition(".")[0], []).append(name)
-    found: list[str] = []
-    for name, module in modules.items():
-        if _LISTS & {each.__name__ for each in type(module).__mro__}:
-            inside = [child for child in children.get(name, ()) if child in children]
-            counts = Counter(type(modules[child]) for child in inside)
-            found += [child for child in inside if counts[type(modules[child])] > 1]
-    return found
-
-
-def _is_inside(name: str, names: Mapping[str, str]) -> bool:
-    parts = name.split(".")
-    return any(".".join(parts[:depth]) in names for depth in range(1, len(parts)))
+    parents = {name: name.rpartition(".")[0] for name in modules if name}
+    lists = {name for name, module in modules.items() if _LISTS & {each.__name__ for each in type(module).__mro__}}
+    kinds = {name: (parents[name], type(modules[name])) for name in parents.values() if name and parents[name] in lists}
+    counts = Counter(kinds.values())
+    return [name for name in modules if name in kinds and counts[kinds[name]] > 1]

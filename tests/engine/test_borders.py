@@ -16,7 +16,7 @@ class Machine:
     def __init__(self, rate, may_send=True, share=0.0, calls=1, streams=None):
         self.regions = {str(place): Region(str(place)) for place in range(BLOCKS)}
         for region in self.regions.values():
-            region.judged("", (), BLOCK_BYTES)
+            region.judged("", False, BLOCK_BYTES)
             region.took(SECONDS)
         self.border = Border(self.regions, streams, may_send=may_send)
         self.rate, self.share, self.calls = rate, share, calls

@@ -359,6 +359,20 @@ def test_what_is_no_training_goes_straight_through(x):
     assert len(before) == len(model.sublayers())
 
 
+def test_a_model_that_is_in_eval_before_backward_repeats_the_call_of_training(x):
+    def gradients(model):
+        paddle.seed(2)
+        loss = square(x)(model)
+        model.eval()
+        loss.backward()
+        assert not any(part.training for part in model.sublayers())
+        return [bits(weight.grad) for weight in model.parameters()]
+
+    plain = gradients(network())
+    ts.wrap(model := network(), "checkpoint | compress", min_bytes=0)
+    assert gradients(model) == plain
+
+
 def test_an_input_that_is_modified_before_backward_is_an_error_and_no_wrong_gradient(x):
     ts.wrap(model := network(), "checkpoint", min_bytes=0)
     held = []

@@ -380,7 +380,9 @@ def test_a_block_whose_state_cannot_be_copied_is_called_once(x, tmp_path, same_b
     plain, model = (network(partial(Logs, tmp_path / name)) for name in ("plain", "wrapped"))
     expected = trained(plain, square(x), 2)
     handle = ts.wrap(model, "checkpoint | compress", min_bytes=0)
-    with pytest.warns(ts.TensorStashWarning, match="not repeated, since each holds a TextIOWrapper in log"):
+    with pytest.warns(
+        ts.TensorStashWarning, match="not repeated, since each holds state that cannot be copied .*TextIOWrapper"
+    ):
         assert same_bits(trained(model, square(x), 2), expected)
     assert not handle.stats().blocks.get(CHECKPOINTED)
     for block in (*plain, *model):
@@ -608,6 +610,22 @@ def test_hooks_of_others_see_each_call_as_without_but_for_the_second_one_of_back
     assert len(calls) == 1
     loss.backward()
     assert len(calls) == 2
+
+
+def test_a_model_that_is_in_eval_before_backward_repeats_the_call_of_training(x, same_bits):
+    def gradients(model):
+        torch.manual_seed(2)
+        next(model[1].children()).eval()
+        loss = square(x)(model)
+        model.eval()
+        loss.backward()
+        assert not any(part.training for part in model.modules())
+        return [*(parameter.grad for parameter in model.parameters()), *model.buffers()]
+
+    for make in (network, normed):
+        plain, wrapped = make(), make()
+        ts.wrap(wrapped, "checkpoint | compress", min_bytes=0)
+        assert same_bits(gradients(wrapped), gradients(plain))
 
 
 def test_gradients_are_accumulated_and_kept_graphs_run_twice(x, same_bits):

@@ -13,7 +13,9 @@ from paddle.distributed.fleet.meta_parallel.parallel_layers import random as par
 from paddle.distributed.fleet.recompute.recompute import recompute as theirs
 from xxhash import xxh3_64_intdigest
 
-from tensorstash.backends.repeat import Repeats, is_below, taken_apart
+from tensorstash.abilities.checkpoints import Repeats
+from tensorstash.backends.parts import taken_apart
+from tensorstash.backends.repeat import is_below
 from tensorstash.errors import StashError
 
 # Paddle does not type them.
@@ -34,10 +36,8 @@ class PaddleRepeats(Repeats):
     tensor = Tensor
     generator = Generator
     constants = (paddle.dtype,)
-    bringers = ("paddle.",)
     notes = frozenset(vars(paddle.nn.Layer())) - {"training"}
-    sets_back_host = True
-    rebuilds_outputs = True
+    reenters = True
     source = _recompute.__code__.co_filename
 
     def repeat(self, again: Callable[..., Any], module: Any, tensors: list[Any]) -> Any:
@@ -73,21 +73,19 @@ class PaddleRepeats(Repeats):
     def is_buffer(self, value: Any) -> bool:
         return isinstance(value, Tensor) and value.stop_gradient
 
-    def digest(self, tensor: Any) -> Hashable:
-        return xxh3_64_intdigest(tensor.detach().contiguous().numpy().reshape(-1).view("u1").data)
-
-    def copied(self, tensor: Any) -> Any:
-        alias = tensor.detach()
-        alias.stop_gradient = tensor.stop_gradient
+    def copied(self, value: Any) -> Any:
+        if isinstance(value, Generator):
+            twin = Generator()
+            twin.set_state(value.get_state())
+            return twin
+        alias = value.detach()
+        alias.stop_gradient = value.stop_gradient
         return alias.clone()
 
-    def copied_generator(self, generator: Any) -> Any:
-        twin = Generator()
-        twin.set_state(generator.get_state())
-        return twin
-
-    def generator_state(self, generator: Any) -> Hashable:
-        return str(generator.get_state())
+    def digest(self, value: Any) -> Hashable:
+        if isinstance(value, Generator):
+            return str(value.get_state())
+        return xxh3_64_intdigest(value.detach().contiguous().numpy().reshape(-1).view("u1").data)
 
     @contextmanager
     def same_numbers(self, tensors: list[Any]) -> Iterator[None]:

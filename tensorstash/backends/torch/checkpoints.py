@@ -11,12 +11,12 @@ from torch import Tensor
 from torch._C import _current_graph_task_id
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-from torch.nn import Buffer, Module
+from torch.nn import Module
 from torch.utils import checkpoint as theirs
 from xxhash import xxh3_64_intdigest
 
-from tensorstash.backends import isolation, repeat
-from tensorstash.backends.repeat import Repeats
+from tensorstash.abilities.checkpoints import Repeats
+from tensorstash.backends import parts, repeat
 from tensorstash.backends.torch.hooks import opaque
 from tensorstash.backends.torch.recipes.digests import device_digest
 
@@ -34,10 +34,8 @@ class TorchRepeats(Repeats):
     tensor = Tensor
     generator = torch.Generator
     constants = (torch.dtype, torch.device, torch.layout)
-    bringers = ("torch.", "accelerate.")
     notes = frozenset(vars(Module())) - {"training"}
-    sets_back_host = False
-    rebuilds_outputs = False
+    reenters = False
     source = theirs.__file__
 
     def repeat(self, again: Callable[..., Any], module: Any, tensors: list[Any]) -> Any:
@@ -48,27 +46,24 @@ class TorchRepeats(Repeats):
             torch.accelerator.synchronize(device)
 
     def is_buffer(self, value: Any) -> bool:
-        return type(value) in (Tensor, Buffer)
+        return type(value) is Tensor
 
-    def digest(self, tensor: Any) -> Hashable:
+    def copied(self, value: Any) -> Any:
+        if isinstance(value, torch.Generator):
+            return value.clone_state()
+        return value.detach().requires_grad_(value.requires_grad).clone()
+
+    def digest(self, value: Any) -> Hashable:
+        tensor = value.get_state() if isinstance(value, torch.Generator) else value.detach()
         if (flatten := getattr(tensor, "__tensor_flatten__", None)) is not None:
             parts = [getattr(tensor, name) for name in flatten()[0]]
             return tuple(self.digest(part) for part in parts if isinstance(part, Tensor))
         if tensor.dtype == torch.uint64 and tensor.numel() <= 2:
             # Flash attention saves places of random states, which nobody writes without dropout (aten flash_api.cpp).
             return "a random state"
-        plain = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+        plain = tensor.to_dense() if tensor.layout != torch.strided else tensor
         bits = plain.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
         return xxh3_64_intdigest(bits.numpy().data) if bits.is_cpu else int(device_digest(bits))
-
-    def copied(self, tensor: Any) -> Any:
-        return tensor.detach().requires_grad_(tensor.requires_grad).clone()
-
-    def copied_generator(self, generator: Any) -> Any:
-        return generator.clone_state()
-
-    def generator_state(self, generator: Any) -> Hashable:
-        return self.digest(generator.get_state())
 
     def same_numbers(self, tensors: list[Any]) -> AbstractContextManager[None]:
         devices = _accelerators(tensors)
@@ -91,8 +86,8 @@ def _keep_from_compiler(code: CodeType) -> None:
 _AROUND = (repeat.call_again, repeat._proof, repeat._run, TorchRepeats.repeat)
 """They call the module."""
 
-for _each in (*vars(repeat).values(), *vars(isolation).values(), *vars(TorchRepeats).values()):
-    if isinstance(_each, FunctionType) and _each.__module__ in (__name__, repeat.__name__, isolation.__name__):
+for _each in (*vars(repeat).values(), *vars(parts).values(), *vars(TorchRepeats).values()):
+    if isinstance(_each, FunctionType) and _each.__module__ in (__name__, repeat.__name__, parts.__name__):
         if _each in _AROUND:
             _keep_from_compiler(_each.__code__)
         else:
