@@ -22,8 +22,14 @@ SOME = "--method none --method cpu_offload"
 PARTS = {
     "doctor": (60, "-m tensorstash doctor", ""),
     "link": (120, "-m benchmarks torch_link --device {device}", "--mib 1"),
-    "tests": (300, "-m pytest -q -n 0 -p no:cacheprovider -m gpu tests/torch", "--co"),
+    "tests": (300, "-m pytest -q -n 8 -p no:benchmark -p no:cacheprovider -m gpu tests/torch", "--co"),
     "steps": (560, "-m benchmarks torch_device --device {device} --budget 500", TINY),
+    "llama": (
+        300,
+        "-m benchmarks torch_device --device {device} --budget 240 --length 8192 --llama "
+        "--width 2048 --depth 16 --vocabulary 128256",
+        TINY,
+    ),
     "lengths": (300, f"-m benchmarks torch_device --device {{device}} --budget 250 --vary {SOME}", TINY),
     "hooks": (120, "-m benchmarks hooks --framework torch --device {device}", "--saves 4 --rounds 2"),
 }

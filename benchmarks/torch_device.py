@@ -3,6 +3,7 @@
     python -m benchmarks torch_device                              # a GPT on CUDA, within ten minutes
     python -m benchmarks torch_device --device xpu                 # or any other accelerator of PyTorch
     python -m benchmarks torch_device --vary                       # sequences of random lengths
+    python -m benchmarks torch_device --llama --width 2048 --depth 16 --vocabulary 128256
     python -m benchmarks torch_device --device cpu --width 64 --depth 2 --heads 2 --length 64
 
 A method is a name of METHODS or a policy as one line. All run in one process, on one model, and take turns. Memory is
@@ -26,8 +27,9 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import tensorstash as ts
 from benchmarks.harness.report import Report, columns
@@ -91,6 +93,27 @@ class Method:
             yield
 
 
+def gpt(options: argparse.Namespace, length: int) -> nn.Module:
+    sizes = {name: getattr(options, name) for name in ("batch", "depth", "width", "heads", "vocabulary")}
+    model: nn.Module = new(pytorch, GPT, Model(framework="torch", network="gpt", rate=0.0, context=length, **sizes))
+    return model
+
+
+def llama(options: argparse.Namespace, length: int) -> nn.Module:
+    """Return a model of Transformers with a fourth of its queries for keys, and linear layers of four widths."""
+    config = LlamaConfig(
+        hidden_size=options.width,
+        intermediate_size=4 * options.width,
+        num_hidden_layers=options.depth,
+        num_attention_heads=options.heads,
+        num_key_value_heads=max(options.heads // 4, 1),
+        vocab_size=options.vocabulary,
+        max_position_embeddings=length,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
+
+
 class Bench:
     """A model on a device, and the measurements of one length of sequences."""
 
@@ -98,9 +121,7 @@ class Bench:
         self.accelerator = accelerator
         torch.manual_seed(0)
         with accelerator.device:
-            sizes = {name: getattr(options, name) for name in ("batch", "depth", "width", "heads", "vocabulary")}
-            model = Model(framework="torch", network="gpt", rate=0.0, context=length, **sizes)
-            self.model: Any = new(pytorch, GPT, model).to(torch.bfloat16)
+            self.model: Any = (llama if options.llama else gpt)(options, length).to(torch.bfloat16)
             self.whole = self.batch = torch.randint(options.vocabulary, (options.batch, length + 1))
 
     def shorten(self, seed: str) -> None:
@@ -109,9 +130,14 @@ class Bench:
         self.batch = self.whole[:, : random.Random(seed).randint(length // 2, length) + 1]
 
     def step(self, method: Method) -> None:
+        if isinstance(self.model, LlamaForCausalLM):
+            self.model.gradient_checkpointing_disable()
+            if method.recompute:
+                self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self.model.recompute = method.recompute
         with method.scope():
             logits = self.model(self.batch[:, :-1])
+            logits = getattr(logits, "logits", logits)
             loss = F.cross_entropy(logits.flatten(0, 1).float(), self.batch[:, 1:].flatten())
         loss.backward()
 
@@ -122,11 +148,16 @@ class Bench:
 
     def gradients(self, method: Method) -> list[Tensor]:
         self.model.zero_grad(set_to_none=False)
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        try:
-            self.step(method)
-        finally:
-            torch.use_deterministic_algorithms(False)
+        for is_lenient in (False, True):
+            torch.use_deterministic_algorithms(True, warn_only=is_lenient)  # attention is only where it is no warning
+            try:
+                self.step(method)
+                break
+            except RuntimeError as refusal:
+                if is_lenient or "deterministic" not in str(refusal):
+                    raise
+            finally:
+                torch.use_deterministic_algorithms(False)
         return [parameter.grad.clone() for parameter in self.model.parameters()]
 
 
@@ -230,6 +261,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda", help="of any accelerator of PyTorch, or cpu")
     parser.add_argument("--length", action="append", type=int, help="of the GPT's sequences")
     parser.add_argument("--method", action="append")
+    parser.add_argument("--llama", action="store_true", help="a Llama of Transformers instead of a GPT")
     parser.add_argument("--vary", action="store_true", help="train on sequences of random lengths up to this")
     parser.add_argument("--budget", type=float, default=540, help="seconds after which nothing new is measured")
     parser.add_argument("--directory", default=tempfile.gettempdir())

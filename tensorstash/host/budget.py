@@ -19,7 +19,6 @@ MOST_SHARE = 256 * 2**20
 
 _LEAST_SHARE = 2**20
 _LEAST_DEVICE_SHARE = 64 * 2**10
-_FEW_SMALL = 8
 _FEW = 2 * 2**20
 _PARTS = 16
 _LARGEST = 2
@@ -199,14 +198,13 @@ def share_of(step_bytes: int, largest: int) -> int:
 def device_share_of(step_bytes: int, largest: int) -> int:
     """Return how many bytes may be under way between a device and the host; otherwise as :func:`share_of`.
 
-    A sixteenth of the step, without an upper end, and room for the largest tensor and a few small ones: a copy that
-    does not fit makes the device wait for its end. The largest is most often the last, which backward has in its hands
-    at the peak anyway.
+    A sixteenth of the step, without an upper end. A larger tensor, such as logits, is under way alone: room for it
+    would be taken by others while it is computed, which is when most models have their peak.
 
-    >>> device_share_of(2**34, 2**29) // 2**20
+    >>> device_share_of(2**34, 2**32) // 2**20
     1024
     """
-    return max(step_bytes // _PARTS, largest + largest // _FEW_SMALL, _LEAST_DEVICE_SHARE)
+    return max(step_bytes // _PARTS, _LEAST_DEVICE_SHARE)
 
 
 class Shares:

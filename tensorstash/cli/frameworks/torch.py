@@ -6,18 +6,29 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from tensorstash.backends.torch.streams import DeviceStreams
+from tensorstash.engine.link import PROBE_BYTES, bytes_per_s
+from tensorstash.host.pinned import lockable_bytes
+from tensorstash.sizes import format_bytes
+
 
 def accelerators() -> list[str]:
-    """Return the accelerators that PyTorch sees, with the version of their driver."""
+    """Return the accelerators that PyTorch sees, with the version of their driver, and the link of the current one."""
     if not torch.accelerator.is_available():
         return []
     kind = torch.accelerator.current_accelerator()
     assert kind is not None
-    count = torch.accelerator.device_count()
+    found = [f"{kind.type}:{number}" for number in range(torch.accelerator.device_count())]
+    current, streams = found[torch.accelerator.current_device_index()], DeviceStreams()
     if kind.type == "cuda":
         built = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
-        return [f"{torch.cuda.get_device_name(number)} ({built})" for number in range(count)]
-    return [f"{kind.type}:{number}" for number in range(count)]
+        found = [f"{torch.cuda.get_device_name(number)} ({built})" for number in range(len(found))]
+    if streams.why_copies_wait(current) is None:
+        rate = format_bytes(int(bytes_per_s(streams, current, PROBE_BYTES)))
+        found.append(
+            f"{rate}/s to the host, of whose memory this process locks at most {format_bytes(lockable_bytes())}"
+        )
+    return found
 
 
 def peak_of_device() -> int:

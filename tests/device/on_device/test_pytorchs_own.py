@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
+from tensorstash.cli.frameworks.torch import accelerators
 from tests.device.simulated import Simulated
 
 pinned = partial(save_on_cpu, pin_memory=True, device_type="sim")
@@ -30,3 +31,10 @@ def test_pinned_copies_lose_layouts_and_nothing_else_whatever_is_late(device: Si
     device.delays(0.005, seed)
     got = gradients(pinned)
     assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+
+
+def test_the_doctor_tells_the_rate_of_the_link_and_the_limit_of_locked_memory(device: Simulated) -> None:
+    device.link(bandwidth=2**30)
+    *names, link = accelerators()
+    assert names == ["sim:0", "sim:1"]
+    assert float(link.partition(" MiB/s to the host")[0]) <= 1024
