@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from tensorstash.errors import ConfigError, SlotGoneError, StoreFullError
 from tensorstash.host.arrays import Array
-from tensorstash.protocols import Slot, Store, StoreConfig, Tier, require_shallow
+from tensorstash.protocols import Slot, Store, StoreConfig, Tier
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,6 @@ class Tiered:
         for field in ("first", "then"):
             if not isinstance(value := getattr(self, field), StoreConfig) or isinstance(value, type):
                 raise ConfigError(f"tiered.{field}: got {value!r}, expected a store such as Memory(budget='1GiB')")
-        require_shallow((self.first, self.then), path="tiered")
 
     @property
     def directories(self) -> tuple[str, ...]:
