@@ -1,7 +1,7 @@
 """The interfaces a plug-in implements: codec, store, selector; a backend's is in :mod:`tensorstash.abilities`."""
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from tensorstash.spec import Array, TensorSpec
 
@@ -22,11 +22,6 @@ def strictest(demands: Iterable[Demand]) -> Demand | None:
     ('relative', 'exact', None)
     """
     return max(demands, key=_STRICTNESS.index, default=None)
-
-
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-T_contra = TypeVar("T_contra", contravariant=True)
 
 
 @runtime_checkable
@@ -123,8 +118,10 @@ class StoreConfig(Protocol):
     """A frozen description of a store. Equal configurations share one open store within a session."""
 
     name: ClassVar[str]
-    tier: ClassVar[Tier]
-    """``"memory"`` if the store always answers at once. Calls of all others may hang, and are bounded for that."""
+
+    @property
+    def tier(self) -> Tier:
+        """``"memory"`` if the store always answers at once. Calls of all others may hang, and are bounded for that."""
 
     def open(self) -> Store:
         """Open the store; the caller closes it."""
