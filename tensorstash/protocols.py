@@ -1,10 +1,8 @@
 """The interfaces a plug-in implements: codec, store, selector; a backend's is in :mod:`tensorstash.abilities`."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Hashable, Iterable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
-from tensorstash.errors import ConfigError
 from tensorstash.spec import Array, TensorSpec
 
 CodecKind = Literal["array->array", "array->bytes", "bytes->bytes"]
@@ -24,14 +22,6 @@ def strictest(demands: Iterable[Demand]) -> Demand | None:
     ('relative', 'exact', None)
     """
     return max(demands, key=_STRICTNESS.index, default=None)
-
-
-DEEPEST = 64
-"""Largest depth of components within one another: each takes a few calls of the some thousand that Python nests."""
-
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-T_contra = TypeVar("T_contra", contravariant=True)
 
 
 @runtime_checkable
@@ -128,8 +118,10 @@ class StoreConfig(Protocol):
     """A frozen description of a store. Equal configurations share one open store within a session."""
 
     name: ClassVar[str]
-    tier: ClassVar[Tier]
-    """``"memory"`` if the store always answers at once. Calls of all others may hang, and are bounded for that."""
+
+    @property
+    def tier(self) -> Tier:
+        """``"memory"`` if the store always answers at once. Calls of all others may hang, and are bounded for that."""
 
     def open(self) -> Store:
         """Open the store; the caller closes it."""
@@ -146,44 +138,3 @@ class Selector(Protocol):
 
 
 Undo = Callable[[], None]
-
-
-def require_shallow(value: object, *, path: str) -> None:
-    """Check that components, or the tables that describe them, are nested no deeper than :data:`DEEPEST`.
-
-    Args:
-        value: a component, or plain data.
-        path: where it stands, for the message.
-
-    Raises:
-        ConfigError: they are.
-    """
-    level = {id(value): (value, 0)}
-    lists = 0  # which may hold themselves
-    while level and lists < 4 * DEEPEST and max(depth for _, depth in level.values()) <= DEEPEST:
-        inner = [(part, depth + _nests(one)) for one, depth in level.values() for part in _parts(one)]
-        level = {id(part): (part, depth) for part, depth in sorted(inner, key=_depth)}
-        lists += 1
-    if level:
-        raise ConfigError(
-            f"{path}: got components nested more than {DEEPEST} deep, expected fewer; write a chain as one list of "
-            f"steps, and a route as one list of rules"
-        )
-
-
-def _depth(part: tuple[object, int]) -> int:
-    return part[1]
-
-
-def _nests(value: object) -> bool:
-    return isinstance(value, Mapping) or is_dataclass(value)
-
-
-def _parts(value: object) -> list[object]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return list(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name) for field in fields(value) if hasattr(value, field.name)]
-    return []

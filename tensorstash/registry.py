@@ -62,7 +62,7 @@ _BUILT_IN = {
         "codecs.sparse": "sparse=Sparse",
         "codecs.lossless": "lossless=Lossless",
     },
-    "stores": {"stores.memory": "memory=Memory", "stores.disk.store": "disk=Disk", "stores.tiered": "tiered=Tiered"},
+    "stores": {"stores.memory": "memory=Memory", "stores.disk.store": "disk=Disk"},
     "backends": {
         "backends.torch.backend": "torch=TorchBackend",
         "backends.paddle.backend": "paddle=PaddleBackend",

@@ -10,9 +10,9 @@ from tensorstash import kernels
 from tensorstash.codecs.payload import Shrinking, check_choice, check_data, check_integer, check_run, empty_array
 from tensorstash.host.arrays import Array, payload_empty
 from tensorstash.kernels.dither import seed_word
-from tensorstash.kernels.floats import FORMATS, widen
+from tensorstash.kernels.floats import FORMATS
 from tensorstash.kernels.groups import Groups
-from tensorstash.kernels.quantize import Arithmetic, error_bounds, section_nbytes
+from tensorstash.kernels.quantize import Arithmetic, error_bounds, section_nbytes, widened
 from tensorstash.spec import TensorSpec
 
 _REMEMBERED = 1024
@@ -118,11 +118,11 @@ class Affine(Shrinking):
         check_data(self, data, spec)
         arithmetic = Arithmetic.of(spec.dtype)
         is_stochastic = self.rounding == "stochastic"
-        flat, bound = data.reshape(-1), np.empty(spec.numel)
+        groups = Groups.of(spec.shape, self.group_size)
+        elements, bound = data.reshape(groups.rows, groups.length), np.empty((groups.rows, groups.length))
         with np.errstate(all="ignore"):
-            for run in Groups.of(spec.shape, self.group_size).runs():
-                source = flat[run.elements]
-                values = widen(source, spec.dtype) if spec.dtype in FORMATS else source
-                bounds = error_bounds(values, run, self.bits, is_stochastic, arithmetic, FORMATS.get(spec.dtype))
-                bound[run.elements] = bounds
+            for block in groups.blocks():
+                values = widened(block.elements(elements), spec.dtype)
+                bounds = error_bounds(values, self.bits, is_stochastic, arithmetic, FORMATS.get(spec.dtype))
+                block.put(bounds, bound)
         return bound.reshape(spec.shape)

@@ -16,7 +16,7 @@ from tensorstash.errors import ConfigError, MissingDependencyError
 from tensorstash.policies import Chain, Encode, Policy, StoreIn
 from tensorstash.policies.automatic import AUTO, automatic
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.protocols import Codec, StoreConfig, require_shallow
+from tensorstash.protocols import Codec, StoreConfig
 from tensorstash.registry import did_you_mean, lookup, names
 
 T = TypeVar("T")
@@ -33,7 +33,6 @@ def read_policy(value: object, path: str) -> HookPolicy:
         ConfigError: it describes none.
         MissingDependencyError: the library behind a name is not installed.
     """
-    require_shallow(value, path=path)
     policy = _component(value, HookPolicy, path)
     assert isinstance(policy, HookPolicy)
     return policy
@@ -82,7 +81,6 @@ def read_fields(cls: type[T], value: object, path: str) -> T:
         ConfigError: it describes none.
         MissingDependencyError: the library behind a name is not installed.
     """
-    require_shallow(value, path=path)
     made = _read(value, cls, path)
     assert isinstance(made, cls)
     return made

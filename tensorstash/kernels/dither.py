@@ -10,7 +10,6 @@ from zlib import crc32
 import numpy as np
 
 from tensorstash.host.arrays import Array
-from tensorstash.kernels.groups import Run
 
 GOLDEN = 0x9E3779B9
 """2**32 over the golden ratio, to the nearest odd number: its multiples are far from one another."""
@@ -43,29 +42,21 @@ def group_keys(low: Array, scale: Array, word: int) -> Array:
     return keys
 
 
-def dither(keys: Array, run: Run) -> Array:
-    """Return 16 random bits, ``uint16``, for every element of a run.
+def dither(keys: Array, places: Array) -> Array:
+    """Return 16 random bits for every element of a matrix, whose rows are groups.
 
     Elements 2k and 2k + 1 of the tensor have the lower and the upper half of one word, if they are of one group.
 
     Args:
         keys: of :func:`group_keys`, one for each group.
-        run: the groups.
+        places: of the elements in the tensor, in C order.
     """
-    odd = run.start % 2
-    share = 1 if odd or (run.sizes % 2).any() else 2
-    words = np.arange(odd, odd + run.length // share, dtype=np.uint32)
-    if share == 1:
-        words >>= np.uint32(1)
-    words += np.uint32(run.start // 2 % 2**32)
+    words = (places >> 1).astype(np.uint32, copy=False)
     words *= np.uint32(GOLDEN)
-    if run.size:
-        words.reshape(-1, run.size // share)[...] += keys[:, None]
-    else:
-        words += np.repeat(keys, run.sizes // share)
+    words += keys[:, None]
     mix(words)
-    halves: Array = words.astype("<u4", copy=False).view("<u2")
-    return halves if share == 2 else halves.reshape(-1, 2)[np.arange(run.length), np.arange(odd, odd + run.length) % 2]
+    words >>= ((places & 1) << 4).astype(np.uint32, copy=False)
+    return words.astype(np.uint16)
 
 
 def mix(words: Array) -> None:

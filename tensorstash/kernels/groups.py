@@ -12,44 +12,35 @@ BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Whole groups that lie next to one another and are worked on together.
+class Block:
+    """Groups of one width that are worked on together, as the rows of a matrix.
 
     Args:
-        start: index of the first element in the flat array.
-        first: number of the first group.
-        starts: index of the first element of every group, from ``start`` on.
-        sizes: elements of every group.
-        size: elements of a group if all are equal, else 0.
+        rows: of the array, as :class:`Groups` sees it.
+        columns: of their elements.
+        groups: numbers of the groups within each row.
+        width: elements of a group.
     """
 
-    start: int
-    first: int
-    starts: Array
-    sizes: Array
-    size: int
+    rows: slice
+    columns: slice
+    groups: slice
+    width: int
 
-    @property
-    def length(self) -> int:
-        """Elements of the run."""
-        return int(self.starts[-1] + self.sizes[-1])
+    def elements(self, array: Array) -> Array:
+        """Return the elements of the groups, one group to a row; ``array`` has all rows."""
+        return array[self.rows, self.columns].reshape(-1, self.width)
 
-    @property
-    def elements(self) -> slice:
-        """The indices of the elements in the flat array."""
-        return slice(self.start, self.start + self.length)
+    def places(self, length: int) -> Array:
+        """Return where the elements are in an array of rows of a length, in C order."""
+        number = np.uint32 if self.rows.stop * length < 2**32 else np.uint64
+        rows, columns = (np.arange(each.start, each.stop, dtype=number) for each in (self.rows, self.columns))
+        return (rows[:, None] * number(length) + columns).reshape(-1, self.width)
 
-    @property
-    def groups(self) -> slice:
-        """The numbers of the groups."""
-        return slice(self.first, self.first + self.starts.size)
-
-    def spread(self, values: Array, out: Array) -> None:
-        """Write one value per group into ``out``, once for each element of the group."""
-        if self.size:
-            np.copyto(out.reshape(-1, self.size), values[:, None])
-        else:
-            out[:] = np.repeat(values, self.sizes)
+    def put(self, elements: Array, array: Array) -> None:
+        """Write the elements of the groups where they belong."""
+        target = array[self.rows, self.columns]
+        target[...] = elements.reshape(target.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,59 +89,38 @@ class Groups:
         """Groups of the array."""
         return self.rows * self.per_row
 
-    def sizes(self) -> Array:
-        """Return the number of elements of every group of the array."""
-        return np.tile(self._row_sizes(), self.rows)
+    def blocks(self) -> Iterator[Block]:
+        """Yield all groups: the whole ones, and then the shorter ones at the ends of rows.
 
-    def longest(self) -> int:
-        """Return the elements of the longest run."""
-        if self.length > BLOCK:
-            return min(self.length, max(BLOCK // self.size, 1) * self.size)
-        return self.length * min(self.rows, BLOCK // self.length)
-
-    def runs(self) -> Iterator[Run]:
-        """Yield all groups, in runs of at most :data:`~tensorstash.kernels.groups.BLOCK` elements, or of one group."""
-        row = self._row_sizes()
-        if self.length <= BLOCK:
-            step = BLOCK // self.length
-            sizes = np.tile(row, min(step, self.rows))
-            starts = np.cumsum(sizes) - sizes
-            uniform = self.size if self.length % self.size == 0 else self.length if self.per_row == 1 else 0
-            for r in range(0, self.rows, step):
-                some = slice(min(step, self.rows - r) * self.per_row)
-                yield Run(r * self.length, r * self.per_row, starts[some], sizes[some], uniform)
-            return
-        step = max(BLOCK // self.size, 1)
-        for r in range(self.rows):
-            for first in range(0, self.per_row, step):
-                sizes = row[first : first + step]
-                uniform = self.size if sizes[-1] == self.size else 0
-                starts = np.cumsum(sizes) - sizes
-                yield Run(r * self.length + first * self.size, r * self.per_row + first, starts, sizes, uniform)
-
-    def _row_sizes(self) -> Array:
-        sizes = np.full(self.per_row, self.size)
-        sizes[-1:] = self.length - (self.per_row - 1) * self.size
-        return sizes
+        A block has at most :data:`BLOCK` elements, or one group.
+        """
+        whole, rest = divmod(self.length, self.size)
+        for first, stop, width in ((0, whole, self.size), (whole, self.per_row, rest)):
+            across = min(max(BLOCK // max(width, 1), 1), stop - first)
+            down = BLOCK // (across * width) or 1 if across else 1
+            for group in range(first, stop, across or 1):
+                groups = slice(group, min(group + across, stop))
+                columns = slice(group * self.size, min(groups.stop * self.size, self.length))
+                for row in range(0, self.rows, down):
+                    yield Block(slice(row, min(row + down, self.rows)), columns, groups, width)
 
 
-def extremes(values: Array, starts: Array) -> tuple[Array, Array]:
-    """Return the smallest and the largest element of every group; a NaN of either sign is beyond infinity.
+def extremes(values: Array) -> tuple[Array, Array]:
+    """Return the smallest and the largest element of every row; a NaN of either sign is beyond infinity.
 
     The bits are compared as integers, which NumPy does more than twice as fast as comparing floats, and which no
     flush-to-zero mode changes: as signed integers, positive floats are in order and above all negative ones; as
     unsigned integers, negative floats are in reverse order and above all positive ones.
 
     Args:
-        values: flat floats of 4 or 8 bytes.
-        starts: index of the first element of every group.
+        values: a matrix of floats of 4 or 8 bytes.
     """
     signed, raw = values.view(f"i{values.itemsize}"), values.view(f"u{values.itemsize}")
-    largest = np.maximum.reduceat(signed, starts)
+    largest = signed.max(axis=1)
     if largest.size and largest.min() < 0:
-        np.copyto(largest, np.minimum.reduceat(raw, starts).view(signed.dtype), where=largest < 0)
-    smallest = np.maximum.reduceat(raw, starts)
+        np.copyto(largest, raw.min(axis=1).view(signed.dtype), where=largest < 0)
+    smallest = raw.max(axis=1)
     sign = raw.dtype.type(1 << (8 * values.itemsize - 1))
     if smallest.size and smallest.min() < sign:
-        np.copyto(smallest, np.minimum.reduceat(signed, starts).view(raw.dtype), where=smallest < sign)
+        np.copyto(smallest, signed.min(axis=1).view(raw.dtype), where=smallest < sign)
     return smallest.view(values.dtype), largest.view(values.dtype)

@@ -1,4 +1,4 @@
-"""Affine quantization per group of neighbours, on one run of groups at a time; ``native/affine.c`` does the same."""
+"""Affine quantization per group of neighbours, on one block of groups at a time; ``native/affine.c`` does the same."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from tensorstash.host.arrays import Array
 from tensorstash.kernels.bits import coarsen, pack_codes, packed_nbytes, unpack_codes
 from tensorstash.kernels.dither import dither, group_keys
 from tensorstash.kernels.floats import FORMATS, FloatFormat, narrow, widen
-from tensorstash.kernels.groups import Groups, Run, extremes
+from tensorstash.kernels.groups import Groups, extremes
 
 FINEST = 255
 """The largest code of 8 bits. Fewer bits are codes of 8 bits, rounded once more, which adds 1/34 of a scale to the
@@ -101,22 +101,22 @@ class Extent:
     elements: Array | None = None
 
     @classmethod
-    def of(cls, values: Array, run: Run, bits: int, arithmetic: Arithmetic) -> "Extent":
-        """Return the extent of every group of a run."""
-        low, high = extremes(values, run.starts)
+    def of(cls, values: Array, bits: int, arithmetic: Arithmetic) -> "Extent":
+        """Return the extent of every group, each a row of a matrix."""
+        low, high = extremes(values)
         limit = values.dtype.type(arithmetic.limit)
         if low.min() >= -limit and high.max() <= limit:
             return cls(low, high)
         finite = np.isfinite(values)
         held = np.clip(values, -limit, limit)
-        low, _ = extremes(np.where(finite, held, np.inf).astype(values.dtype), run.starts)
-        _, high = extremes(np.where(finite, held, -np.inf).astype(values.dtype), run.starts)
-        special = ~np.logical_and.reduceat(finite, run.starts)
+        low, _ = extremes(np.where(finite, held, np.inf).astype(values.dtype))
+        _, high = extremes(np.where(finite, held, -np.inf).astype(values.dtype))
+        special: Array = np.logical_not(finite.all(axis=1))
         low[low == np.inf] = high[high == -np.inf] = 0
         if bits == 2:  # a single code is left
             middle = low + (high - low) / 2
             low, high = np.where(special, middle, low), np.where(special, middle, high)
-        return cls(low, high, special, np.where(finite, held, np.repeat(low, run.sizes)))
+        return cls(low, high, special, np.where(finite, held, low[:, None]))
 
 
 def section_nbytes(dtype: str, groups: Groups, bits: int) -> tuple[int, int, int]:
@@ -141,89 +141,83 @@ def quantize(source: Array, body: Array, dtype: str, groups: Groups, bits: int, 
         seed: word of :func:`~tensorstash.kernels.dither.seed_word` for stochastic rounding; None rounds to nearest.
     """
     scales, lows, packed = _sections(body, dtype, groups, bits)
-    flat, arithmetic = source.reshape(-1), Arithmetic.of(dtype)
-    scratch = np.empty(0 if bits == 8 else groups.longest(), np.uint8)
-    work = np.empty((2, groups.longest()), arithmetic.dtype)
+    arithmetic, shape = Arithmetic.of(dtype), (groups.rows, groups.length)
+    elements, codes = source.reshape(shape), (packed if bits == 8 else np.empty(source.size, np.uint8)).reshape(shape)
     with np.errstate(all="ignore"):
-        for run in groups.runs():
-            elements = flat[run.elements]
-            values = widen(elements, dtype) if dtype in FORMATS else elements
-            codes = packed[run.elements] if bits == 8 else scratch[: run.length]
-            grid = _encode(values, run, codes, bits, seed, arithmetic, work[:, : run.length])
-            scales[run.groups], lows[run.groups] = grid.scale, grid.low
-            if bits < 8:
-                pack_codes(codes, bits, packed, run.start)
+        for block in groups.blocks():
+            noise = None if seed is None else (seed, block.places(groups.length))
+            grid, found = _encode(widened(block.elements(elements), dtype), bits, noise, arithmetic)
+            block.put(found, codes)
+            for table, each in ((scales, grid.scale), (lows, grid.low)):
+                table[block.rows, block.groups] = each.reshape(-1, block.groups.stop - block.groups.start)
+    if bits < 8:
+        pack_codes(codes.reshape(-1), bits, packed)
 
 
-def _encode(
-    values: Array, run: Run, codes: Array, bits: int, seed: int | None, arithmetic: Arithmetic, memory: Array
-) -> Grid:
-    """Write the codes of a run, and return what they stand for."""
-    extent = Extent.of(values, run, bits, arithmetic)
-    grid = Grid.of(extent, bits, FINEST if seed is None else 2**bits - 1, arithmetic)
-    work, factor = memory
-    run.spread(grid.low, work)
-    np.subtract(values if extent.elements is None else extent.elements, work, out=work)
-    if seed is None:
-        run.spread(grid.inverse, factor)
-        work *= factor
-        work += values.dtype.type(arithmetic.magic)
-        np.copyto(codes, work.view(f"u{work.itemsize}"), casting="unsafe")
+def widened(elements: Array, dtype: str) -> Array:
+    """Return elements, as carrier bits, in the format of the arithmetic."""
+    return widen(elements.reshape(-1), dtype).reshape(elements.shape) if dtype in FORMATS else elements
+
+
+def _encode(values: Array, bits: int, noise: tuple[int, Array] | None, arithmetic: Arithmetic) -> tuple[Grid, Array]:
+    """Return the codes of groups, and what they stand for; noise has the seed, and the places of the elements."""
+    extent = Extent.of(values, bits, arithmetic)
+    grid = Grid.of(extent, bits, FINEST if noise is None else 2**bits - 1, arithmetic)
+    number = values.dtype.type
+    above = (values if extent.elements is None else extent.elements) - grid.low[:, None]
+    if noise is None:
+        sums = above * grid.inverse[:, None] + number(arithmetic.magic)
+        codes = sums.view(f"u{sums.itemsize}").astype(np.uint8)
         if bits < 8:
             if extent.special is not None:
-                codes[np.repeat(extent.special, run.sizes)] *= np.uint8(FINEST // (2**bits - 1))
+                codes[extent.special] *= np.uint8(FINEST // (2**bits - 1))
             coarsen(codes, bits)
     else:
         # In units of 2**-16 of a scale, scaled down a little so that rounding errors cannot carry the largest
         # element beyond the last code: whole number + 16 random bits, of which the upper half is the code.
-        run.spread(grid.inverse * values.dtype.type(65536 * (1 - 2.0**-21)), factor)
-        work *= factor
-        fixed = factor.view(f"i{work.itemsize}")
-        np.copyto(fixed, work, casting="unsafe")
-        fixed += dither(group_keys(grid.low, grid.scale, seed), run)
-        fixed >>= 16
-        np.copyto(codes, fixed, casting="unsafe")
+        seed, places = noise
+        fixed = (above * (grid.inverse * number(65536 * (1 - 2.0**-21)))[:, None]).astype(f"i{values.itemsize}")
+        fixed += dither(group_keys(grid.low, grid.scale, seed), places)
+        codes = (fixed >> 16).astype(np.uint8)
     if extent.special is not None and extent.special.any():
-        place = np.flatnonzero(~np.isfinite(values))
-        odd = values[place]
-        codes[place] = 2**bits - SPECIALS + (odd > 0) + 2 * np.isnan(odd)
-    return grid
+        odd = ~np.isfinite(values)
+        codes[odd] = 2**bits - SPECIALS + (values[odd] > 0) + 2 * np.isnan(values[odd])
+    return grid, codes
 
 
 def dequantize(body: Array, target: Array, dtype: str, groups: Groups, bits: int) -> None:
     """Fill ``target`` with the elements, as carrier bits, of any body at all; the inverse of :func:`quantize`."""
     scales, lows, packed = _sections(body, dtype, groups, bits)
-    flat, number = target.reshape(-1), Arithmetic.of(dtype).dtype
-    memory, first = np.empty((2, groups.longest()), number), 2**bits - SPECIALS
+    number, first = Arithmetic.of(dtype).dtype, 2**bits - SPECIALS
+    flat = packed if bits == 8 else unpack_codes(packed, bits, target.size)
+    codes, elements = (array.reshape(groups.rows, groups.length) for array in (flat, target))
     with np.errstate(all="ignore"):
-        for run in groups.runs():
-            codes = unpack_codes(packed, bits, run.start, run.length)
-            scale, elements = scales[run.groups], flat[run.elements]
-            work, factor = memory[:, : run.length]
-            np.copyto(work, codes)
-            run.spread(np.abs(scale), factor)
-            work *= factor
-            run.spread(lows[run.groups], factor)
-            work += factor
-            elements[:] = narrow(work, dtype) if dtype in FORMATS else work
+        for block in groups.blocks():
+            some = block.elements(codes)
+            scale, low = (table[block.rows, block.groups].reshape(-1, 1) for table in (scales, lows))
+            values = _narrowed(some.astype(number) * np.abs(scale) + low, dtype)
             special = np.signbit(scale)
             if special.any():
-                place = np.flatnonzero((codes >= first) & np.repeat(special, run.sizes))
-                numbers = np.array([-np.inf, np.inf, np.nan], number)
-                numbers = narrow(numbers, dtype) if dtype in FORMATS else numbers
-                elements[place] = numbers[codes[place] - first]
+                odd = (some >= first) & special
+                values[odd] = _narrowed(np.array([-np.inf, np.inf, np.nan], number), dtype)[some[odd] - first]
+            block.put(values, elements)
+
+
+def _narrowed(values: Array, dtype: str) -> Array:
+    return narrow(values.reshape(-1), dtype).reshape(values.shape) if dtype in FORMATS else values
 
 
 def _sections(body: Array, dtype: str, groups: Groups, bits: int) -> tuple[Array, Array, Array]:
+    """Return the tables of scales and lows, a row for each row of the groups, and the packed codes."""
     table, _, _ = section_nbytes(dtype, groups, bits)
-    number = Arithmetic.of(dtype).dtype
-    return body[:table].view(number), body[table : 2 * table].view(number), body[2 * table :]
+    tables = body[: 2 * table].view(Arithmetic.of(dtype).dtype).reshape(2, groups.rows, groups.per_row)
+    return tables[0], tables[1], body[2 * table :]
 
 
 def error_bounds(
-    values: Array, run: Run, bits: int, is_stochastic: bool, arithmetic: Arithmetic, narrowed: FloatFormat | None
+    values: Array, bits: int, is_stochastic: bool, arithmetic: Arithmetic, narrowed: FloatFormat | None
 ) -> Array:
-    """Return the largest error of each element, in ``float64``.
+    """Return the largest error of each element of groups, the rows of a matrix, in ``float64``.
 
     With R the range, M the largest magnitude and u the roundoff: subtracting, scaling and the inverse lose at most
     4u of R, the scale and its product 5u of R, the last sum u of M; 16u (R + M) covers them and their products. Even
@@ -235,7 +229,7 @@ def error_bounds(
         narrowed: the format that the results are rounded to, if that is not the one that is computed in.
     """
     # Of more bits, so that the range is that of the elements where a single code is left.
-    extent = Extent.of(values, run, 8, arithmetic)
+    extent = Extent.of(values, 8, arithmetic)
     scale = np.abs(Grid.of(extent, bits, FINEST, arithmetic).scale).astype(np.float64)
     share = 1.0 if is_stochastic else 0.5 if bits == 8 else 0.5 * (1 + (2**bits - 1) / FINEST)
     low, high = extent.low.astype(np.float64), extent.high.astype(np.float64)
@@ -246,6 +240,5 @@ def error_bounds(
     bound += 10 * float(np.finfo(arithmetic.dtype).tiny)
     if narrowed is not None:
         bound += narrowed.roundoff * (reach + bound) + narrowed.smallest / 2
-    bounds = np.repeat(np.where(span > 0, bound, 0.0), run.sizes)
-    bounds += np.maximum(np.abs(values.astype(np.float64)) - arithmetic.limit, 0)
-    return np.where(np.isfinite(values), bounds, 0.0)
+    beyond = np.maximum(np.abs(values.astype(np.float64)) - arithmetic.limit, 0)
+    return np.where(np.isfinite(values), np.where(span > 0, bound, 0.0)[:, None] + beyond, 0.0)

@@ -14,6 +14,6 @@ def automatic() -> HookPolicy:
 
     >>> from tensorstash.spec import TensorSpec
     >>> automatic().plan(TensorSpec((4,), (1,), 0, "float32", "cuda:0")).rest.store
-    Memory(budget=None)
+    Memory(budget=None, then=None)
     """
     return Recompute() | Route((Rule(Devices("cpu"), DiskSpill()),), otherwise=CpuOffload())

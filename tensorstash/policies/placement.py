@@ -40,7 +40,7 @@ class CpuOffload(Policy):
     >>> CpuOffload().plan(TensorSpec((4,), (1,), 0, "float32", "cpu")).reason
     'already in host memory'
     >>> CpuOffload().plan(TensorSpec((4,), (1,), 0, "float32", "cuda:0")).store
-    Memory(budget=None)
+    Memory(budget=None, then=None)
     """
 
     name: ClassVar[str] = "cpu_offload"
@@ -63,7 +63,7 @@ class StoreIn(Policy):
 
     >>> from tensorstash.stores.memory import Memory
     >>> StoreIn(Memory(budget="1 KiB"))
-    StoreIn(store=Memory(budget=1024))
+    StoreIn(store=Memory(budget=1024, then=None))
     """
 
     name: ClassVar[str] = "store_in"

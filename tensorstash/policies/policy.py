@@ -8,7 +8,7 @@ from typing import ClassVar, TypeVar
 
 from tensorstash.errors import ConfigError, PlanError
 from tensorstash.policies.plan import HookPolicy, Plan
-from tensorstash.protocols import Codec, StoreConfig, require_shallow
+from tensorstash.protocols import Codec, StoreConfig
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
 
 PROBES: tuple[TensorSpec, ...] = tuple(
@@ -100,7 +100,6 @@ class Chain(Policy):
             raise ConfigError(f"chain.steps: got {self.steps!r}, expected a tuple of policies")
         for place, step in enumerate(self.steps):
             require_policy(step, path=f"chain.steps[{place}]")
-        require_shallow(self.steps, path="chain.steps")
         flat = (inner for step in self.steps for inner in (step.steps if isinstance(step, Chain) else (step,)))
         object.__setattr__(self, "steps", tuple(flat))
         _check_order(self.steps)

@@ -8,7 +8,7 @@ from tensorstash.policies.placement import Keep
 from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.policies.policy import Chain, Policy, extend, require_policy
 from tensorstash.policies.selectors import require_selector
-from tensorstash.protocols import Selector, require_shallow
+from tensorstash.protocols import Selector
 from tensorstash.spec import TensorSpec
 
 
@@ -66,7 +66,6 @@ class Route(Policy):
             if not isinstance(rule, Rule):
                 raise ConfigError(f"route.rules[{place}]: got {rule!r}, expected Rule(when, use)")
         _require_choice(self.otherwise, path="route.otherwise")
-        require_shallow((*self.rules, self.otherwise), path="route")
         object.__setattr__(self, "rules", tuple(self.rules))
 
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:

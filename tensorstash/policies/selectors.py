@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from tensorstash.errors import ConfigError
-from tensorstash.protocols import Codec, Selector, require_shallow
+from tensorstash.protocols import Codec, Selector
 from tensorstash.registry import did_you_mean
 from tensorstash.sizes import parse_bytes
 from tensorstash.spec import DTYPES, TensorSpec
@@ -232,7 +232,6 @@ def require_selector(value: object, *, path: str) -> None:
     # A codec also has a name and tells whether it accepts a spec.
     if not isinstance(value, Selector) or isinstance(value, Codec):
         raise ConfigError(f"{path}: got {value!r}, expected a selector such as MinBytes('1 MiB')")
-    require_shallow(value, path=path)
 
 
 def _operands(combined: type[All] | type[Any], selector: Selector) -> tuple[Selector, ...]:

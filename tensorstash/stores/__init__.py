@@ -2,6 +2,5 @@
 
 from tensorstash.stores.disk.store import Disk
 from tensorstash.stores.memory import Memory
-from tensorstash.stores.tiered import Tiered
 
-__all__ = ["Disk", "Memory", "Tiered"]
+__all__ = ["Disk", "Memory"]

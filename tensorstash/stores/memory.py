@@ -1,4 +1,4 @@
-"""A store in host memory."""
+"""A store in host memory, and another one for payloads that do not fit."""
 
 import threading
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from operator import attrgetter
 from typing import ClassVar
 from weakref import ref
 
-from tensorstash.errors import SlotGoneError, StoreFullError
+from tensorstash.errors import ConfigError, SlotGoneError, StoreFullError
 from tensorstash.host.arrays import Array, borrowed
 from tensorstash.host.forks import renew_after_fork
-from tensorstash.protocols import Slot, Tier
+from tensorstash.protocols import Slot, Store, StoreConfig, Tier
 from tensorstash.sizes import format_bytes, parse_budget, parse_bytes
 
 
@@ -19,9 +19,10 @@ class Memory:
 
     Args:
         budget: most payload bytes to hold at once, an int or text such as ``"4GiB"``; None for no limit.
+        then: takes the payloads that do not fit the budget, such as ``Disk()``; None to refuse them.
 
     Raises:
-        ConfigError: the budget is not a number of bytes.
+        ConfigError: the budget is not a number of bytes, or ``then`` is not a store, or would never be used.
 
     >>> import numpy as np
     >>> store = Memory(budget="1KiB").open()
@@ -32,16 +33,34 @@ class Memory:
     """
 
     budget: int | str | None = None
+    then: StoreConfig | None = None
     name: ClassVar[str] = "memory"
-    tier: ClassVar[Tier] = "memory"
 
     def __post_init__(self) -> None:
         if self.budget is not None:
             object.__setattr__(self, "budget", parse_budget(self.budget, path="memory.budget"))
+        if self.then is not None and (isinstance(self.then, type) or not isinstance(self.then, StoreConfig)):
+            raise ConfigError(f"memory.then: got {self.then!r}, expected a store such as Disk()")
+        if self.then is not None and self.budget is None:
+            raise ConfigError(f"memory.then: got {self.then!r} without a budget, beyond which it is used")
+
+    @property
+    def tier(self) -> Tier:
+        """That of ``then``, if there is one."""
+        return "memory" if self.then is None else self.then.tier
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """Those of ``then``, as far as it has any."""
+        return getattr(self.then, "directories", ())
 
     def open(self) -> "MemoryStore":
-        """Open an empty store; the caller closes it."""
-        return MemoryStore(self)
+        """Open an empty store; the caller closes it.
+
+        Raises:
+            StoreError: ``then`` could not be opened.
+        """
+        return MemoryStore(self, None if self.then is None else self.then.open())
 
 
 class _Slot:
@@ -57,14 +76,19 @@ class MemoryStore:
     """The live store of :class:`Memory`. Thread-safe; keeps the arrays it is given and hands out read-only views.
 
     An array goes with its slot, also where an interrupt has kept :meth:`delete` from being called.
+
+    Args:
+        config: of the store.
+        then: takes the arrays that do not fit; owned by this store.
     """
 
     retains: ClassVar[bool] = True
-    verifies: ClassVar[bool] = True
-    takes_pending: ClassVar[bool] = True
 
-    def __init__(self, config: Memory) -> None:
+    def __init__(self, config: Memory, then: Store | None = None) -> None:
         self._config = config
+        self._then = then
+        self.verifies = then is None or getattr(then, "verifies", False)
+        self.takes_pending = then is None
         self._budget = None if config.budget is None else parse_bytes(config.budget, path="memory.budget")
         self._arrays: dict[ref[_Slot], Array] = {}
         self._most = 0  # bytes, or more: bytes given back are counted where it matters
@@ -85,32 +109,40 @@ class MemoryStore:
         """Keep ``data``, which must be private, and return its slot.
 
         Raises:
-            StoreFullError: the array does not fit the budget.
+            StoreFullError: the array does not fit the budget, nor the other store.
+            StoreError: the other store failed.
             SlotGoneError: the store is closed.
         """
-        slot = _Slot()
+        slot, full = _Slot(), ""
         with self._lock:
             if self._closed:
                 raise SlotGoneError(f"{self._config!r} is closed; nothing can be put into it")
             if self._budget is not None and self._most + data.nbytes > self._budget:
                 self._most = self.used_bytes
                 if self._most + data.nbytes > self._budget:
-                    raise StoreFullError(
-                        f"{self._config!r}: {data.nbytes} bytes do not fit, {format_bytes(self._most)} of the budget "
-                        f"of {format_bytes(self._budget)} are in use; raise the budget, or let a disk take the rest "
-                        f"(Tiered)"
-                    )
-            self._most += data.nbytes
-            self._arrays[ref(slot, self._arrays.pop)] = data
-        return slot
+                    full = f"{format_bytes(self._most)} of the budget of {format_bytes(self._budget)} are in use"
+            if not full:
+                self._most += data.nbytes
+                self._arrays[ref(slot, self._arrays.pop)] = data
+                return slot
+        full = f"{self._config!r}: {data.nbytes} bytes do not fit, {full}"
+        if self._then is None:
+            raise StoreFullError(f"{full}; raise the budget, or let a disk take the rest: then=Disk()")
+        try:
+            return self._then.put(data)
+        except StoreFullError as error:
+            raise StoreFullError(f"{full}; {error}") from error
 
     def get(self, slot: Slot, /) -> Array:
-        """Return a read-only view of the array that was put.
+        """Return a read-only view of the array that was put, or what the other store returns.
 
         Raises:
             SlotGoneError: the slot was deleted, or the store is closed.
+            StoreError: the other store failed.
         """
         array = self._arrays.get(ref(slot)) if isinstance(slot, _Slot) else None
+        if array is None and self._then is not None:
+            return self._then.get(slot)
         if array is None:
             raise SlotGoneError(f"{self._config!r} holds no such slot: it was deleted, or the store is closed")
         return borrowed(array)
@@ -122,12 +154,16 @@ class MemoryStore:
         """
         if isinstance(slot, _Slot):
             self._arrays.pop(ref(slot), None)
+        if self._then is not None:
+            self._then.delete(slot)
 
     def close(self) -> None:
-        """Drop every array; idempotent."""
+        """Drop every array, and close the other store; idempotent."""
         with self._lock:
             self._closed = True
             # They go after the dictionary is empty: with them may go a slot that it still names.
             arrays = list(self._arrays.values())
             self._arrays.clear()
         del arrays
+        if self._then is not None:
+            self._then.close()

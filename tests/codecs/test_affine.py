@@ -7,7 +7,7 @@ from codec_cases import float_bits, spec_of, special_floats, to_float64
 from tensorstash.codecs import Affine
 from tensorstash.host.arrays import Array
 from tensorstash.kernels.bits import coarsen
-from tensorstash.kernels.groups import Groups, extremes
+from tensorstash.kernels.groups import BLOCK, Block, Groups, extremes
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
@@ -139,22 +139,30 @@ def test_short_rows_are_joined_so_that_scales_take_little_room(shape: tuple[int,
 
 @pytest.mark.parametrize("shape", [(), (1,), (129,), (3, 300), (5, 70_000), (700, 300), (2, 3, 4), (40, 2, 65_537)])
 @pytest.mark.parametrize("size", [1, 3, 128, 65_536, 10**6])
-def test_runs_cover_every_group_once(shape: tuple[int, ...], size: int) -> None:
+def test_blocks_cover_every_group_once(shape: tuple[int, ...], size: int) -> None:
     groups = Groups.of(shape, size)
-    place = number = 0
-    sizes = []
-    for run in groups.runs():
-        assert (run.start, run.first) == (place, number)
-        assert run.length <= groups.longest()
-        assert (run.sizes == np.diff(np.append(run.starts, run.length))).all()
-        assert not run.size or (run.sizes == run.size).all()
-        sizes += run.sizes.tolist()
-        place += run.length
-        number += run.starts.size
-    assert (place, number) == (int(np.prod(shape)), groups.count)
-    rows = np.array(sizes).reshape(groups.rows, groups.per_row)
-    assert (rows[:, :-1] == size).all()
-    assert (rows.sum(axis=1) == groups.length).all()
+    elements = np.arange(groups.rows * groups.length).reshape(groups.rows, groups.length)
+    numbers = np.arange(groups.count).reshape(groups.rows, groups.per_row)
+    there, known = np.zeros_like(elements), np.zeros_like(numbers)
+    for block in groups.blocks():
+        found = block.elements(elements)
+        assert found.size <= BLOCK or len(found) == 1
+        assert (found == block.places(groups.length)).all()
+        ends = numbers[block.rows, block.groups].reshape(-1) % groups.per_row == groups.per_row - 1
+        assert (np.where(ends, groups.length - size * (groups.per_row - 1), size) == block.width).all()
+        assert (
+            found // groups.length * groups.per_row + found % groups.length // size
+            == numbers[block.rows, block.groups].reshape(-1, 1)
+        ).all()
+        block.put(block.elements(there) + 1, there)
+        known[block.rows, block.groups] += 1
+    assert (there == 1).all()
+    assert (known == 1).all()
+
+
+def test_places_are_told_beyond_32_bits() -> None:
+    block = Block(slice(2**20, 2**20 + 1), slice(2, 4), slice(1, 2), 2)
+    assert block.places(2**13).tolist() == [[2**33 + 2, 2**33 + 3]]
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -218,7 +226,7 @@ def test_extremes_are_those_of_the_floats() -> None:
         values = (rng.choice(signs, (50, 9)) * rng.random((50, 9)) * 10.0 ** rng.integers(-44, 38, (50, 9))).ravel()
         for dtype in (np.float32, np.float64):
             flat = values.astype(dtype)
-            low, high = extremes(flat, np.arange(0, 450, 9))
+            low, high = extremes(flat.reshape(50, 9))
             np.testing.assert_array_equal(low, flat.reshape(50, 9).min(axis=1))
             np.testing.assert_array_equal(high, flat.reshape(50, 9).max(axis=1))
 
@@ -228,7 +236,7 @@ def test_extremes_are_those_of_the_floats() -> None:
 def test_no_nan_hides_from_the_extremes(nan: int, rest: float) -> None:
     values = np.full(16, rest, np.float32)
     values.view(np.uint32)[5] = nan
-    low, high = extremes(values, np.array([0, 8]))
+    low, high = extremes(values.reshape(2, 8))
     assert np.isnan([low[0], high[0]]).any()
     assert not np.isnan([low[1], high[1]]).any()
 

@@ -27,7 +27,6 @@ from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MaxBytes, 
 from tensorstash.spec import DTYPES, TensorSpec
 from tensorstash.stores.disk.store import Disk
 from tensorstash.stores.memory import Memory
-from tensorstash.stores.tiered import Tiered
 
 # Everything a path or pattern may hold: quotation marks, separators, spaces, other scripts, but no lone surrogates.
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12)
@@ -81,7 +80,7 @@ directories = st.none() | texts
 disks = st.builds(Disk, directory=directories, budget=budgets, direct=st.booleans())
 on_disk = st.one_of(
     st.builds(DiskSpill, directories, budget=budgets),
-    st.builds(StoreIn, disks | st.builds(Tiered, first=memories, then=disks)),
+    st.builds(StoreIn, disks | st.builds(Memory, budget=st.integers(4096, 2**40), then=disks)),
 )
 stages = [masks, rearranged, lossless, in_memory, on_disk]
 lossy_stages = [masks, lossy, lossless, in_memory, on_disk]

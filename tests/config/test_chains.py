@@ -14,7 +14,6 @@ from tensorstash.codecs.pack_bits import PackBits
 from tensorstash.codecs.sparse import Sparse
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
-from tensorstash.config import from_dict
 from tensorstash.errors import ConfigError, PlanError
 from tensorstash.policies import (
     Cast,
@@ -32,11 +31,10 @@ from tensorstash.policies import (
 )
 from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.policies.policy import in_text
-from tensorstash.policies.selectors import Dtypes, MinBytes, Not
+from tensorstash.policies.selectors import Dtypes, MinBytes
 from tensorstash.spec import TensorSpec, opaque_bytes
 from tensorstash.stores.disk.store import Disk
 from tensorstash.stores.memory import Memory
-from tensorstash.stores.tiered import Tiered
 
 
 def spec(dtype="float32", device="cpu"):
@@ -221,32 +219,6 @@ def test_grouping_does_not_matter(chain, first, second):
 @given(policies, specs())
 def test_keep_is_neutral(policy, spec):
     assert (Keep() | policy).plan(spec) == policy.plan(spec) == (policy | Keep()).plan(spec)
-
-
-def _deep(wrap, inner, depth=400):
-    for _ in range(depth):
-        inner = wrap(inner)
-    return inner
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: from_dict(_deep(lambda inner: {"name": "chain", "steps": [inner]}, {"name": "keep"})),
-        lambda: from_dict(_deep(lambda inner: {"name": "route", "rules": [], "otherwise": inner}, {"name": "keep"})),
-        lambda: _deep(lambda inner: Route((), otherwise=inner), Keep()),
-        lambda: _deep(lambda inner: Route((), otherwise=Chain((inner,))), Keep()),
-        lambda: _deep(lambda inner: Route((Rule(Dtypes("int8"), inner),), otherwise=inner), Keep()),
-        lambda: Rule(_deep(Not, Dtypes("int8")), Keep()),
-        lambda: _deep(lambda inner: Tiered(first=Memory(budget=1), then=inner), Memory()),
-    ],
-    ids=["chains in a table", "routes in a table", "routes", "chains in routes", "shared", "selectors", "stores"],
-)
-def test_what_is_nested_too_deep_is_refused_with_a_name(build):
-    with pytest.raises(
-        ConfigError, match=r"^(policy|chain\.steps|route|rule\.when|not\.selector|tiered).*more than 64 deep"
-    ):
-        build()
 
 
 @pytest.mark.parametrize(

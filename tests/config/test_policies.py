@@ -132,7 +132,7 @@ def test_every_codec_accepts_what_it_will_be_given(policy, spec):
         (lambda: Route(Rule(MinBytes(1), Keep())), r"route.rules: got Rule\(.*\), expected a tuple of Rule"),
         (lambda: Route(((MinBytes(1), Keep()),)), r"route.rules\[0\]: got \(.*\), expected Rule\(when, use\)"),
         (lambda: Route((), otherwise=Keep), r"route.otherwise: got the class Keep, expected a policy such as Keep\(\)"),
-        (lambda: Route((), otherwise=Memory()), r"got the store .*; write StoreIn\(Memory\(budget=None\)\)"),
+        (lambda: Route((), otherwise=Memory()), r"got the store .*; write StoreIn\(Memory\(budget=None, then=None\)\)"),
     ],
 )
 def test_bad_values_are_refused_at_construction(build, message):

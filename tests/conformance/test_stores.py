@@ -9,7 +9,6 @@ from tensorstash.protocols import Store, StoreConfig, Tier
 from tensorstash.stores.disk.store import Disk, DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
 from tensorstash.stores.memory import Memory
-from tensorstash.stores.tiered import Tiered
 from tensorstash.testing import FaultyStore, StoreSuite
 
 NO_SIZES = (-1, 1.5, True, "many", "1 XB", b"1")
@@ -67,19 +66,15 @@ class TestLimitedDisk(StoreSuite):
         return Limited(directory=directory)
 
 
-class TestTiered(StoreSuite):
-    refused = tuple(
-        {tier: wrong, other: Memory()}
-        for wrong in (None, 3, "memory", Memory, object())
-        for tier, other in (("first", "then"), ("then", "first"))
-    )
+class TestMemoryThenDisk(StoreSuite):
+    refused = ({"then": Memory()}, *({"budget": 9, "then": wrong} for wrong in (3, "memory", Memory, object())))
 
     def config(self, directory: str) -> StoreConfig:
-        return Tiered(first=Memory(budget=20_000), then=Disk(directory=directory))
+        return Memory(budget=20_000, then=Disk(directory=directory))
 
     def with_budget(self, directory: str, budget_bytes: int) -> StoreConfig:
         half = budget_bytes // 2
-        return Tiered(first=Memory(budget=half), then=Disk(directory=directory, budget=half))
+        return Memory(budget=half, then=Disk(directory=directory, budget=half))
 
 
 class TestFaultyStoreWithoutItsFault(StoreSuite):
@@ -91,5 +86,5 @@ class TestFaultyStoreWithoutItsFault(StoreSuite):
 
 
 def test_every_registered_store_is_here(tmp_path: Path) -> None:
-    suites = (TestMemory, TestDisk, TestTiered)
+    suites = (TestMemory, TestDisk)
     assert {suite().config(str(tmp_path)).name for suite in suites} == set(registry.names("stores"))

@@ -18,7 +18,7 @@ from tensorstash.policies import StoreIn
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.policies.selectors import MaxBytes
 from tensorstash.protocols import Store, StoreConfig, Tier
-from tensorstash.stores import Disk, Memory, Tiered
+from tensorstash.stores import Disk, Memory
 from tensorstash.testing.faults import Intercepted
 
 NBYTES = [0, 1, 200, 1000, 20_000, 300_000, 2**28]
@@ -76,7 +76,7 @@ class Delayed:
 def policy(dice: Dice, directory: str) -> HookPolicy:
     """Return a policy that loses nothing, over a store that takes its time or as it is."""
     memory, disk = Memory(), Disk(directory=directory)
-    store = dice.choice([memory, disk, Tiered(first=Memory(budget=5000), then=disk)])
+    store = dice.choice([memory, disk, Memory(budget=5000, then=disk)])
     if dice.chance(0.3):
         return dice.choice(
             [ts.DiskSpill(directory), ts.Compress(min_ratio=1), ts.Compress(min_ratio=1) | ts.DiskSpill(directory)]

@@ -30,7 +30,7 @@ from tensorstash.errors import CodecError, CorruptDataError, SlotGoneError, Stas
 from tensorstash.host.pages import BLOCK
 from tensorstash.policies import Encode, StoreIn
 from tensorstash.protocols import StoreConfig
-from tensorstash.stores import Disk, Memory, Tiered
+from tensorstash.stores import Disk, Memory
 from tensorstash.testing.faults import CodecFault, FaultyCodec
 from tensorstash.testing.labs import BACKENDS
 from tests.samples import pairwise
@@ -44,7 +44,7 @@ STORES: Mapping[str, Callable[[str, str], StoreConfig]] = {
     "memory": lambda first, last: Memory(budget=8 * NBYTES),
     "disk direct": lambda first, last: Disk(directory=last, budget=8 * NBYTES),
     "disk buffered": lambda first, last: Disk(directory=last, budget=8 * NBYTES, direct=False),
-    "tiered": lambda first, last: Tiered(first=Memory(budget=NBYTES), then=Disk(directory=last, budget=8 * NBYTES)),
+    "both": lambda first, last: Memory(budget=NBYTES, then=Disk(directory=last, budget=8 * NBYTES)),
 }
 """What is opened over two directories; faults of directories strike the last one."""
 

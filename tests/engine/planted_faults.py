@@ -18,11 +18,10 @@ from tensorstash.errors import StoreFullError
 from tensorstash.host.arrays import Array
 from tensorstash.host.pages import BLOCK, page_aligned, round_up
 from tensorstash.protocols import Slot, Store, StoreConfig, Tier
-from tensorstash.stores import Disk, Tiered
+from tensorstash.stores import Disk, Memory
 from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
 from tensorstash.stores.memory import MemoryStore
-from tensorstash.stores.tiered import TieredStore
 from tensorstash.testing.faults import Behaviour, Board, Intercepted
 
 
@@ -82,10 +81,10 @@ class Faulty:
         return Intercepted(self._open(self.inner), self.board.run, verifies=self.verifies)
 
     def _open(self, config: StoreConfig) -> Any:
-        if isinstance(config, Tiered):
-            first = self._open(config.first)
-            return TieredStore(config, first, self._open(config.then))
-        store: Any = DiskStore(config, FaultyCalls(board=self.board)) if isinstance(config, Disk) else config.open()
+        if isinstance(config, Memory):
+            store: Any = MemoryStore(config, None if config.then is None else self._open(config.then))
+        else:
+            store = DiskStore(config, FaultyCalls(board=self.board)) if isinstance(config, Disk) else config.open()
         self.opened[store] = config
         return store
 

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from planted_faults import Opened
 
@@ -11,7 +11,7 @@ from tensorstash.host.arrays import Array
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.pages import BLOCK
 from tensorstash.protocols import Slot, StoreConfig
-from tensorstash.stores import Disk, Memory, Tiered
+from tensorstash.stores import Disk, Memory
 from tensorstash.stores.disk.store import DiskStore
 
 
@@ -19,7 +19,7 @@ def budgeted(directory: str) -> list[StoreConfig]:
     """Return stores of each tier with budgets that some programs exceed."""
     memories = [Memory(budget=nbytes) for nbytes in (100, 800, 4000)]
     disks = [Disk(directory=directory, budget=blocks * BLOCK) for blocks in (2, 6, 40)]
-    return [*memories, *disks, *(Tiered(first=memory, then=disk) for memory in memories[:2] for disk in disks[:2])]
+    return [*memories, *disks, *(replace(memory, then=disk) for memory in memories[:2] for disk in disks[:2])]
 
 
 class TellingBudget(ByteBudget):

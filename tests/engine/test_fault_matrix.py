@@ -111,7 +111,7 @@ def assert_fails(cell: Cell, stash: ts.Stash) -> None:
     fault = FAULTS[cell.fault]
     with pytest.raises(StashError) as caught:
         step(lab_of(cell.backend), SHAPE, stash, fault.timeout_s)
-    stage = r"stage 1 of 2 \(FaultyCodec" if fault.codec else r"stage (\d) of \1 \(Faulty\(inner=(Memory|Disk|Tiered)"
+    stage = r"stage 1 of 2 \(FaultyCodec" if fault.codec else r"stage (\d) of \1 \(Faulty\(inner=(Memory|Disk)"
     place = rf"^{stage}.*\), tensor float32\(48, 64\) on \S*cpu\S*: "
     kind, message = caught.type, str(caught.value)
     del caught  # with this frame it is a cycle

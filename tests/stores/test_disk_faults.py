@@ -77,6 +77,21 @@ def test_no_more_than_the_device_has_left_is_asked_for(config, payload):
     check_usable(store, payload)
 
 
+def test_where_calls_share_the_place_in_a_file_none_runs_while_it_grows(config, payload):
+    alone = []
+
+    def reserve(call, *arguments):
+        alone.append(store.slab._turn.locked())
+        call(*arguments)
+
+    store = DiskStore(config, replace(faulty_calls(reserve=reserve), positioned=False, preallocate=False))
+    slots = [store.put(payload(PIECE, seed)) for seed in range(3)]
+    assert alone
+    assert all(alone)
+    del slots[:]
+    check_usable(store, payload)
+
+
 @pytest.mark.parametrize("most", [4097, 4096 + 512, 100_000, PIECE - 1])
 def test_short_transfers_are_carried_on(config, payload, most):
     store = DiskStore(config, faulty_calls(write=at_most(most), read=at_most(most)))

@@ -215,7 +215,8 @@ class Slab:
                 # Tried only where it fits: a refused reservation holds every free block until it is cut off.
                 if self._calls.available(self.file.fileno(), self.directory) < size:
                     continue
-                self._reserve(size)
+                with self._turn:  # it may write, too
+                    self._reserve(size)
             except OSError as error:
                 self._cut()
                 # Without its traceback, which refers to this frame and so to the error itself.
