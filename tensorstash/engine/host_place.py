@@ -40,7 +40,8 @@ class HostPlace(Place):
         super().__init__(*others)
         self.stages, self.store, self.tier = stages, store, config.tier
         self._has_stages = bool(stages)
-        self._runs = self.ledger.stage(config.tier)
+        self.runs = self.ledger.stage(config.tier)
+        """Counts what the store takes and gives back."""
         self._trusts_store = getattr(store, "verifies", False)
         self._declines = bool(stages) and stages.may_pass_on and store.retains
         self.is_costly = bool(stages) or self.tier != "memory"
@@ -99,7 +100,7 @@ class HostPlace(Place):
         """
         started = perf_counter()
         stored = self._answer(self._put, payload)
-        self._runs.count_in(payload.nbytes, payload.nbytes, perf_counter() - started)
+        self.runs.count_in(payload.nbytes, payload.nbytes, perf_counter() - started)
         return stored
 
     def load(self, stored: Stored) -> Array:
@@ -109,7 +110,7 @@ class HostPlace(Place):
         result = self.stages.result
         if result.shape != (-1,):
             data = data.view(result.carrier).reshape(result.shape)
-        self._runs.count_back(perf_counter() - started)
+        self.runs.count_back(perf_counter() - started)
         decoded: Array = self.stages.decode(data) if self._has_stages else data
         return decoded
 

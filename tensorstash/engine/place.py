@@ -8,11 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, cast
 
-from tensorstash.abilities import Backend, Layouts, Stream, SupportsGraph, SupportsSharedMemory
+from tensorstash.abilities import Backend, Layouts, SupportsGraph, SupportsSharedMemory
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.shared_span import SharedSpan
 from tensorstash.engine.stages import Stages
-from tensorstash.engine.transfer import Transfer
 from tensorstash.engine.transfers import Transfers
 from tensorstash.host.arrays import as_bytes, borrowed
 from tensorstash.host.checksum import checksum
@@ -256,7 +255,7 @@ class DevicePlace(Place):
 
     def capture(self, source: Any, spec: TensorSpec, *, private: bool = False) -> Stored:
         """Run the kernels; see :meth:`Place.capture`."""
-        return self.stored_at_once(self.launch(source, spec), None)
+        return self.stored(self.launch(source, spec))
 
     def load(self, stored: Stored) -> Any:
         """Return the payload itself."""
@@ -266,13 +265,6 @@ class DevicePlace(Place):
         """Return a fresh tensor; see :meth:`Place.rebuild`."""
         return self.assemble(data, spec, adopt=False)
 
-    def send(self, launched: Any, source: Any, compute: Stream) -> None:
-        """Leave it where it is."""
-
-    def stored_at_once(self, launched: Any, flight: Transfer | None) -> Stored:
+    def stored(self, launched: Any) -> Stored:
         """Return a payload that is its own slot."""
         return Stored(None, launched, self.backend.nbytes(launched))
-
-    def on_device(self, stored: Stored | None, flight: Transfer | None) -> Any:
-        """Return the payload once it is there."""
-        return None if stored is None else stored.slot

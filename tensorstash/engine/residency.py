@@ -145,11 +145,11 @@ class Residency:
         leaving: list[Any] = []
         for content in freed:
             stays = content.is_streamed and content.place.is_lossless
-            while stays and not content.stay():
+            oldest: Any = None
+            while stays and not content.stay(oldest):
                 stays = bool(self._staying)
-                oldest: Any = self._staying.popleft()() if stays else None
+                oldest = self._staying.popleft()() if stays else None
                 if oldest is not None:
-                    oldest.leave()
                     leaving.append(oldest)
             if stays:
                 self._staying.append(ref(content))

@@ -3,7 +3,6 @@
 from time import perf_counter
 from typing import Any
 
-from tensorstash.abilities import Stream
 from tensorstash.engine.host_place import HostPlace
 from tensorstash.engine.place import Stored
 from tensorstash.engine.transfer import Transfer
@@ -34,21 +33,14 @@ class TransferPlace(HostPlace):
         """Return the tensor itself: a launched copy is private, or a copy is made then, if it has to be."""
         return self.backend.detached(tensor), None
 
-    def send(self, launched: Any, source: Any, compute: Stream) -> Transfer | None:
-        """Start the transfer to the host; return None if there is no memory for it."""
-        held = source if self.shares_source else launched
-        spec = self.launched_spec(self.backend.nbytes(launched)) if self.runs_kernels else self.spec
-        return self.transfers.out(launched, held, spec, compute)
-
-    def stored_at_once(self, launched: Any, flight: Transfer | None) -> Stored:
+    def stored_at_once(self, flight: Transfer) -> Stored:
         """Return a stored payload whose bytes may still be arriving."""
-        assert flight is not None, "nothing is under way"
         array, started = flight.array, perf_counter()
         try:
             slot = self.store.put(array)
         except StashError as error:
             raise error.at(self.label) from error
-        self._runs.count_in(array.nbytes, array.nbytes, perf_counter() - started)
+        self.runs.count_in(array.nbytes, array.nbytes, perf_counter() - started)
         return Stored(self.store, slot, array.nbytes)
 
     def store_transferred(self, array: Array) -> Stored:
@@ -77,7 +69,3 @@ class TransferPlace(HostPlace):
         """Return the transferred elements, in memory that a device reads on its own if there is any left."""
         data = super().load(stored)
         return self.transfers.staged(data, self.spec.device) if self.needs_worker else data
-
-    def on_device(self, stored: Stored | None, flight: Transfer | None) -> Any:
-        """Return the source of the transfer as long as the transfer holds it."""
-        return None if flight is None else flight.held
