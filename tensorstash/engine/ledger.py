@@ -91,7 +91,8 @@ class Ledger:
         """Bytes by which payloads so far were smaller than their tensors; all of a tensor's where one is elsewhere."""
         self._stages: dict[str, Runs] = {}
         self._recipes: dict[str, Runs] = {}
-        self._stored: defaultdict[str, Sizes] = defaultdict(_sizes)
+        self._stored: defaultdict[str, int] = defaultdict(int)
+        self._stored_bytes: defaultdict[str, int] = defaultdict(int)
         self.live: defaultdict[str, int] = defaultdict(int)
         """Bytes of the payloads, by tier, those of :attr:`gone` among them."""
         self._peaks: Counter[str] = Counter()
@@ -130,7 +131,8 @@ class Ledger:
                 self._settle()
             self._entries[entry] = tier, payload_bytes
             self.saved_bytes += spec.nbytes - left_bytes
-            next(self._stored[tier][payload_bytes])
+            self._stored[tier] += 1
+            self._stored_bytes[tier] += payload_bytes
             live[tier] += payload_bytes
             self._peaks[tier] = max(self._peaks[tier], live[tier])
             self._peak = max(self._peak, sum(live.values()))
@@ -168,7 +170,7 @@ class Ledger:
                 refused=_tallies(self.refused),
                 without_recipe=_tallies(self.without_recipe),
                 stages=stages,
-                stored=_tallies(self._stored),
+                stored=MappingProxyType({tier: Tally(n, self._stored_bytes[tier]) for tier, n in self._stored.items()}),
                 saved_bytes=self.saved_bytes,
                 modules=_tallies(self.modules),
                 live=Tally(len(self._entries), sum(self.live.values())),
