@@ -28,15 +28,19 @@ class Stored:
         slot: the store's own name for it.
         nbytes: bytes in the slot.
         digest: checksum of them, unless the store verifies its records.
+        seconds: that it took to put them there.
     """
 
-    __slots__ = ("__weakref__", "digest", "nbytes", "slot", "store")
+    __slots__ = ("__weakref__", "digest", "nbytes", "seconds", "slot", "store")
 
-    def __init__(self, store: Store | None, slot: Slot, nbytes: int, digest: int | None = None) -> None:
+    def __init__(
+        self, store: Store | None, slot: Slot, nbytes: int, digest: int | None = None, seconds: float = 0.0
+    ) -> None:
         self.store = store
         self.slot = slot
         self.nbytes = nbytes
         self.digest = digest
+        self.seconds = seconds
 
     def __del__(self) -> None:
         if self.store is not None:
@@ -68,6 +72,8 @@ class Place(ABC):
     they always do, as the tensor is small."""
     needs_worker = True
     """Whether there is work behind the launch, or all of it."""
+    shares_source = False
+    """Whether the tensor's own memory is transferred."""
     is_at_hand = False
     """Whether each rebuilt tensor is made of the payload as it is, so that nothing loaded is worth holding."""
     shared_memory: SupportsSharedMemory[Any] | None = None
@@ -247,7 +253,6 @@ class DevicePlace(Place):
 
     tier = "device"
     is_at_hand = True
-    shares_source = False
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)

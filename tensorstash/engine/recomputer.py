@@ -106,7 +106,7 @@ class Recomputer:
             if not content.is_still(tensor) or not producers.are_there(content.place.present):
                 return None
             content.add_user()
-        content.place.runs.count_in(spec.nbytes, 0, perf_counter() - started)
+        self._state.ledger.add(content.place.numbers, 1, spec.nbytes, 0, perf_counter() - started)
         return Stashed(self._state, content, None, spec), content
 
     def mask_codecs(self, tensor: Any, spec: TensorSpec, wanted: Rebuilding) -> tuple[Codec, ...]:

@@ -228,7 +228,10 @@ class Session(Generic[T]):
             with self._lock:  # before the first is noted, whatever becomes of it
                 self._current_stretch()
         known = self._ways.get(id(spec))  # as :meth:`_way` does, without the frame of a hash
-        way = known[1] if known is not None and known[0] is spec and not self._thread.module else self._way(spec, "any")
+        if known is None or known[0] is not spec or self._thread.module:
+            rebuilding, place = self._way(spec, "any")
+        else:
+            rebuilding, place = known[1]
         record = memory = None
         if self._ladder is not None and is_large:
             if not self._ladder.is_begun:
@@ -238,10 +241,10 @@ class Session(Generic[T]):
             record = self._ladder.saved(spec, self._thread.module, *memory)
         handle: Any = None
         may_recompute = recomputer is not None and is_large and (record is None or record.fate in _RECOMPUTED)
-        if recomputer is not None and may_recompute and way.rebuilding is not None:
-            handle = self._made_again(recomputer, tensor, spec, way.rebuilding, record)
+        if recomputer is not None and may_recompute and rebuilding is not None:
+            handle = self._made_again(recomputer, tensor, spec, rebuilding, record)
         if handle is None:
-            handle = self._store(tensor, spec, way.place, record, memory)
+            handle = self._store(tensor, spec, place, record, memory)
         return handle if recomputer is None else recomputer.noted(tensor, spec, handle)  # type: ignore[no-any-return]
 
     def _keep(self, tensor: T, reason: str, nbytes: int) -> Handle:
@@ -264,12 +267,12 @@ class Session(Generic[T]):
                 self.sender.shares.saw(spec.nbytes)
             return handle
         codecs = recomputer.mask_codecs(tensor, spec, wanted)
-        place = self._way(spec, "any", codecs).place if codecs else ""
+        place = self._way(spec, "any", codecs)[1] if codecs else ""
         return None if isinstance(place, str) else self._store(tensor, spec, place, record)
 
     def _store_narrow(self, narrow: T) -> Handle:
         spec = self._spec(narrow)
-        return self._store(narrow, spec, self._way(spec, "any").place, None)
+        return self._store(narrow, spec, self._way(spec, "any")[1], None)
 
     def _store(
         self,
@@ -280,7 +283,7 @@ class Session(Generic[T]):
         memory: tuple[Hashable, int] | None = None,
     ) -> Handle:
         if self._demand is not None and not isinstance(place, str) and not place.is_lossless:
-            place = self._way(spec, self._demand()).place
+            place = self._way(spec, self._demand())[1]
         if isinstance(place, str):
             return self._keep(tensor, place, spec.nbytes)
         if spec.nbytes < self._min_bytes:

@@ -9,9 +9,9 @@ from typing import Any
 
 from tensorstash.abilities import Event
 from tensorstash.engine.content import Content, State
+from tensorstash.engine.host_place import HostPlace
 from tensorstash.engine.place import DevicePlace
 from tensorstash.engine.transfer import Transfer
-from tensorstash.engine.transfer_place import TransferPlace
 from tensorstash.engine.transfers import Transfers
 from tensorstash.errors import TensorStashError, is_out_of_memory
 from tensorstash.host.arrays import Array, as_bytes
@@ -31,7 +31,7 @@ class StreamContent(Content):
 
     __slots__ = ("_arrival", "_failure", "_flight", "_launched_nbytes", "_near", "_stream", "_transfers")
 
-    place: DevicePlace | TransferPlace
+    place: DevicePlace | HostPlace
     is_streamed = True
 
     def __init__(self, transfers: Transfers, *others: Any) -> None:
@@ -110,7 +110,7 @@ class StreamContent(Content):
         flight, place = self._flight, self.place
         if flight is None:  # there was no memory for it
             return
-        assert isinstance(place, TransferPlace), "nothing to do on the host"
+        assert isinstance(place, HostPlace), "nothing to do on the host"
         try:
             with self._transfers.on_device(self.spec.device):
                 array = flight.wait()
@@ -180,7 +180,9 @@ class StreamContent(Content):
         else:
             arrival.drop()
         adopt = not is_shared if place.relays is None else self.users == 1 or not place.may_write()
-        return place.assemble(encoded, spec, adopt=adopt)
+        if place.runs_kernels or place.layouts is None:
+            return place.assemble(encoded, spec, adopt=adopt)
+        return place.layouts.restored(encoded, spec, adopt=adopt)
 
     def prefetch_to_device(self) -> bool:
         """Start bringing it back, if it is not on its device; return False to look no further ahead for now."""
@@ -191,6 +193,9 @@ class StreamContent(Content):
             return True  # it is there
         if self._error is not None or (self._stored is not None and self.place.is_costly and not self._is_read):
             return False
+        budget = self._transfers.back_budget
+        if not budget.gone and budget.taken + min(self._launched_nbytes, budget.limit) > budget.limit:
+            return False  # as nearly always in the end
         try:
             arrival = self._bring(is_prefetch=True)
         except TensorStashError as error:
@@ -198,9 +203,10 @@ class StreamContent(Content):
             return True
         except (RuntimeError, MemoryError):  # the device is full; whoever asks is told, if it still is then
             return False
-        if arrival is not None:
-            self._hold(arrival)
-        return arrival is not None
+        if arrival is None:
+            return False
+        self._hold(arrival)
+        return True
 
     @property
     def _is_read(self) -> bool:
@@ -208,15 +214,16 @@ class StreamContent(Content):
         return loading is not None and loading.done()
 
     def _bring(self, *, is_prefetch: bool) -> Transfer | None:
-        place, flight, transfers = self.place, self._flight, self._transfers
+        flight, transfers = self._flight, self._transfers
+        place: Any = self.place
         spec = place.launched_spec(self._launched_nbytes) if place.runs_kernels else place.spec
         if flight is not None and self._stored is not None and not place.needs_worker:
             if self._error is not None or self._probe is not None:
                 self.raise_failure()
             # The slot is the memory that they were transferred to.
-            arrival = transfers.back(flight.array, spec, flight.end, is_prefetch=is_prefetch)
+            arrival = transfers.back(flight.array, spec, flight._end or flight.end, is_prefetch=is_prefetch)
             if arrival is not None:
-                place.ledger.stage(place.tier).count_back(0.0)
+                place.ledger.add(place.numbers, 0, 0, 0, 0.0, 1)
             return arrival
         if is_prefetch and not transfers.has_room(spec.nbytes):
             return None
@@ -239,7 +246,7 @@ class StreamContent(Content):
         flight = self._flight
         place = self.place
         if self._stored is None and flight is not None:
-            if isinstance(place, TransferPlace) and place.loses_on_host:
+            if isinstance(place, HostPlace) and place.loses_on_host:
                 return as_bytes(place.as_stored(flight.wait())), None
             return flight.array, flight.end
         self.raise_failure()

@@ -199,7 +199,7 @@ class Transfers:
         if target is None or transfer.stream != self.compute(device):
             transfer.release()
             return None
-        transfer.stream.wait_event(transfer.end)
+        transfer.stream.wait_event(transfer._end or transfer.end)
         return target
 
     def lent(self, tensor: Any, device: str) -> None:
