@@ -156,7 +156,7 @@ class Session(Generic[T]):
 
     def _start_all_freed(self) -> None:
         if self._residency is not None:
-            self.sender.start(self._residency.freed(all_of_them=True), self.places, self.state.demands)
+            self.sender.start(self._residency.leaving(all_of_them=True), self.places, self.state.demands)
 
     def module(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager in which saved tensors belong to the module ``name``."""
@@ -221,7 +221,7 @@ class Session(Generic[T]):
         spec = self._spec(tensor)
         is_large, recomputer = spec.nbytes >= self._min_bytes, self._recomputer
         if recomputer is not None and self._residency is not None:
-            freed = self._residency.freed()
+            freed = self._residency.leaving()
             if freed:
                 self.sender.start(freed, self.places, self.state.demands)
         if self.state.was_asked and (recomputer is not None or self._ladder is not None):
@@ -260,7 +260,7 @@ class Session(Generic[T]):
         if found is not None:
             handle, content = found
             if self._residency is not None and content.users == 1:
-                leaving = self._residency.saved(content, look=False)
+                leaving = self._residency.leaving(content, look=False)
                 if leaving:
                     self.sender.start(leaving, self.places, self.state.demands)
             if content.place.users == 1:  # an output is held for others as far as a share of the step goes
@@ -337,7 +337,7 @@ class Session(Generic[T]):
         leaving: Iterable[Any] = (content,) if residency is None and is_new else ()
         if residency is not None:
             look = self._recomputer is None
-            leaving = residency.saved(content, look=look) if is_new else residency.freed() if look else ()
+            leaving = residency.leaving(content if is_new else None, look=look) if is_new or look else ()
         if leaving:
             self.sender.start(leaving, self.places, state.demands)
         if residency is not None and residency.is_tight:

@@ -97,8 +97,11 @@ class StreamContent(Content):
         if near is not None and oldest.nbytes != self.nbytes:
             near.release()
             near = None
-        self._near = near or self._transfers.near(self.nbytes)
-        return self._near is not None
+        budget = self._transfers.back_budget
+        if near is None and (budget.gone or budget.taken + self.nbytes <= budget.limit or self.nbytes > budget.limit):
+            near = self._transfers.near(self.nbytes)
+        self._near = near
+        return near is not None
 
     def leave(self) -> Lease | None:
         """Stay no longer; return the bytes that it has taken."""
