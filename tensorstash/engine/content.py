@@ -337,7 +337,9 @@ class Content:
                         return data, None  # which becomes a tensor for all of them
                     self._data = data
                     return borrowed(data), None
-            return data, self._let_go()
+            lease, self._lease, self._data, self._rebuilt = self._lease, None, None, None
+            self.state = State.STORED
+            return data, lease
 
     def _decode(self) -> Any:
         """Return the decoded bytes, by way of a thread that can be given up if the store may hang."""

@@ -17,7 +17,7 @@ from tensorstash.abilities import (
 from tensorstash.engine.advice import JUDGED_ENTRIES, Adviser
 from tensorstash.engine.checkpoints import Border, by_treatment, judge_regions
 from tensorstash.engine.content import Content
-from tensorstash.engine.handle import Handle, SessionState, Stashed
+from tensorstash.engine.handle import Handle, KeptHandle, SessionState, Stashed
 from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.link import Pace
@@ -245,11 +245,15 @@ class Session(Generic[T]):
             handle = self._made_again(recomputer, tensor, spec, rebuilding, record)
         if handle is None:
             handle = self._store(tensor, spec, place, record, memory)
-        return handle if recomputer is None else recomputer.noted(tensor, spec, handle)  # type: ignore[no-any-return]
+        if recomputer is not None:
+            recomputer.producers.note(tensor, spec, handle)
+        return handle
 
     def _keep(self, tensor: T, reason: str, nbytes: int) -> Handle:
         next(self._kept[reason][nbytes])
-        return self.state, self._alias(tensor), self._version(tensor)
+        kept = self.state, self._alias(tensor), self._version(tensor)
+        # Recipes refer to it weakly.
+        return kept if self._recomputer is None else KeptHandle(kept, is_made=bool(self.backend.producer(tensor)))
 
     def _made_again(
         self, recomputer: Recomputer, tensor: T, spec: TensorSpec, wanted: Rebuilding, record: Record | None
