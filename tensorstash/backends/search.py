@@ -40,12 +40,13 @@ class Search:
             tells by ``is_view`` whether that shares the memory of the operand, which costs nothing.
         ops: names of the rules that may be used; None for all.
         depth: most operations one after the other.
+        producers: those that search.
     """
 
-    __slots__ = ("_depth", "_left", "_ops", "_rules", "inputs", "own")
+    __slots__ = ("_depth", "_left", "_ops", "_producers", "_rules", "inputs", "own")
 
-    def __init__(self, rules: Mapping[str, Any], ops: frozenset[str] | None, depth: int) -> None:
-        self._rules = rules
+    def __init__(self, rules: Mapping[str, Any], ops: frozenset[str] | None, depth: int, producers: Any = None) -> None:
+        self._rules, self._producers = rules, producers
         self._ops = ops
         self._depth = depth
         self._left = _STEPS

@@ -168,7 +168,7 @@ class Content:
     def _keep(self, stored: Stored) -> State:
         self._stored = stored
         self.is_quick = not self.is_streamed and (self.is_quick or stored.nbytes * _FEW <= self.nbytes)
-        left_bytes = self.place.ledger.stored(stored, self.place.tier, stored.nbytes, self.spec)
+        left_bytes = self.place.ledger.stored(stored, self.place.tier, stored.nbytes, stored.seconds, self.spec)
         if self.record is not None:
             self.record.was_stored(left_bytes)
         return State.STORED
@@ -282,7 +282,7 @@ class Content:
         if self._rebuilt is not None:
             rebuilt = self._reuse()
             if rebuilt is not None:
-                return place.relaid(rebuilt.tensor, rebuilt.spec, spec)
+                return place.relaid(rebuilt[0], rebuilt[1], spec)
         data, lease = self._load()
         tensor = place.rebuild(data, spec, self._span)
         if self._lease is not None:  # others need it, too
@@ -290,8 +290,9 @@ class Content:
                 if self._lease is not None and self._data is None:
                     backend = place.backend
                     memory = memory_of(data, self._span)
-                    self._rebuilt = Rebuilt(backend.detached(tensor), spec, backend.version(tensor), memory)
-                    return place.relaid(self._rebuilt.tensor, spec, spec)
+                    alias = backend.detached(tensor)
+                    self._rebuilt = alias, spec, backend.version(tensor), memory
+                    return place.relaid(alias, spec, spec)
         if lease is not None:  # it is in the hands of backward
             lease.follow(lender(data) if self._span is None else memory_of(data, self._span), self.nbytes)
         return tensor
@@ -300,7 +301,7 @@ class Content:
         """Return the tensor that was rebuilt before, if nobody has written into it."""
         with self._lock:
             rebuilt, self._rebuilt = self._rebuilt, None
-            if rebuilt is None or self.place.backend.version(rebuilt.tensor) != rebuilt.version:
+            if rebuilt is None or self.place.backend.version(rebuilt[0]) != rebuilt[2]:
                 return None
             self._uses += 1
             if self._uses % self.users:
@@ -308,7 +309,7 @@ class Content:
                 return rebuilt
             lease = self._let_go()
         if lease is not None:
-            lease.follow(rebuilt.memory, self.nbytes)
+            lease.follow(rebuilt[3], self.nbytes)
         return rebuilt
 
     def _load(self, *, may_hold: bool = True) -> tuple[Any, Lease | None]:
@@ -336,7 +337,9 @@ class Content:
                         return data, None  # which becomes a tensor for all of them
                     self._data = data
                     return borrowed(data), None
-            return data, self._let_go()
+            lease, self._lease, self._data, self._rebuilt = self._lease, None, None, None
+            self.state = State.STORED
+            return data, lease
 
     def _decode(self) -> Any:
         """Return the decoded bytes, by way of a thread that can be given up if the store may hang."""

@@ -1,6 +1,5 @@
 """The handles that the autograd graph holds in place of saved tensors, and the state that they share with a session."""
 
-from collections.abc import Callable
 from typing import Any
 
 from tensorstash.abilities import Backend, SupportsGraph
@@ -20,9 +19,10 @@ Kept = tuple["SessionState", Any, int]
 
 A bare tuple, since most saved tensors are kept, and each costs one of these."""
 
-Handle = Kept | Callable[[], Any]
-"""Handles, the results of ``pack``. :meth:`SessionState.restore` makes the saved tensor of one, any number of times, on
-any thread.
+Handle = Any
+"""Handles, the results of ``pack``: those of this module, or whatever returns a tensor when it is called.
+
+:meth:`SessionState.restore` makes the saved tensor of one, any number of times, on any thread.
 
 The graph owns the handle, and the handle owns its share of a slot.
 """

@@ -1,4 +1,7 @@
-"""The place in host memory or on a disk: codecs on arrays, and a store behind them."""
+"""The place in host memory or on a disk: codecs on arrays, and a store behind them.
+
+On a device with streams payloads are transferred to the host beside the computation, and back ahead of it.
+"""
 
 import errno
 from collections.abc import Callable
@@ -10,6 +13,7 @@ import numpy as np
 from tensorstash.engine.place import Place, Stored
 from tensorstash.engine.shared_span import SharedSpan
 from tensorstash.engine.stages import Stages
+from tensorstash.engine.transfer import Transfer
 from tensorstash.errors import CorruptDataError, StashError, StoreError
 from tensorstash.host.arrays import Array, adopted, as_bytes, borrowed, copied, is_private
 from tensorstash.host.checksum import checksum
@@ -27,7 +31,7 @@ _SHORT_BYTES = 8 * 2**20
 
 
 class HostPlace(Place):
-    """Payloads that one call encodes and stores on the host, on any thread.
+    """Payloads that are encoded and stored on the host, on any thread, perhaps once they are transferred.
 
     Args:
         stages: codecs that run on the host.
@@ -40,7 +44,7 @@ class HostPlace(Place):
         super().__init__(*others)
         self.stages, self.store, self.tier = stages, store, config.tier
         self._has_stages = bool(stages)
-        self._runs = self.ledger.stage(config.tier)
+        self.numbers = self.ledger.tier(config.tier)
         self._trusts_store = getattr(store, "verifies", False)
         self._declines = bool(stages) and stages.may_pass_on and store.retains
         self.is_costly = bool(stages) or self.tier != "memory"
@@ -50,9 +54,20 @@ class HostPlace(Place):
         self.may_be_now = are_quick and self.tier == "memory" and self.transfers is None
         self.is_now = self.may_be_now and self.spec.nbytes <= _SHORT_BYTES
         self.shared_memory = self.relays if not self.kernels and self.spec.device == "cpu" else None
+        if self.transfers is not None:
+            self.shares_source = not self.kernels and self.saved.order.is_dense
+            # Else nothing needs the bytes themselves, and not just the memory that they arrive in.
+            self.needs_worker = bool(stages) or not getattr(store, "takes_pending", False)
+        self.loses_on_host = not all(codec.lossless for codec in codecs)
+        """Whether a codec that runs after the transfer loses something."""
 
     def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, int | None]:
-        """Return the elements in host memory where the program waits for a copy from a device, else a private copy."""
+        """Return the elements in host memory where the program waits for a copy from a device, else a private copy.
+
+        Where it does not wait, the tensor itself: a launched copy is private, or a copy is made then, if it has to be.
+        """
+        if self.transfers is not None:
+            return self.backend.detached(tensor), None
         if self.runs_kernels or spec.device == "cpu":
             return super().private_source(tensor, spec)
         data = self.backend.to_host(tensor, spec)
@@ -86,21 +101,38 @@ class HostPlace(Place):
         payload = as_bytes(data)
         if self._declines and not is_private(payload):
             return None
-        return self.put(payload)
+        return self._answer(self._put, payload)
 
-    def put(self, payload: Array) -> Stored:
-        """Put bytes into the store on this thread, however long it takes.
+    def stored_at_once(self, flight: Transfer) -> Stored:
+        """Return a stored payload whose bytes may still be arriving."""
+        array, started = flight.array, perf_counter()
+        try:
+            slot = self.store.put(array)
+        except StashError as error:
+            raise error.at(self.label) from error
+        return Stored(self.store, slot, array.nbytes, None, perf_counter() - started)
+
+    def store_transferred(self, array: Array) -> Stored:
+        """Run the codecs of the host and store the result.
 
         Args:
-            payload: one-dimensional ``uint8``.
+            array: bytes of a result of :meth:`launch`, which are this place's now.
 
         Raises:
+            CodecError: a codec raised, or returned something its ``encoded_spec`` does not announce.
             StoreError: the store could not take the payload.
         """
-        started = perf_counter()
-        stored = self._answer(self._put, payload)
-        self._runs.count_in(payload.nbytes, payload.nbytes, perf_counter() - started)
+        spec = self.launched_spec(array.nbytes)
+        stored = self.store_array(array.view(spec.carrier).reshape(spec.shape))
+        assert stored is not None, "memory that was handed over is never declined"
         return stored
+
+    def as_stored(self, transferred: Array) -> Array:
+        """Return the later result for bytes that were transferred and are not stored yet; see :meth:`round_trip`."""
+        twin, launched = self.twin, self.launched_spec(transferred.nbytes)
+        assert isinstance(twin, HostPlace), "a payload that stays on its device is not transferred"
+        stored = twin.store_array(borrowed(transferred.view(launched.carrier).reshape(launched.shape)))
+        return transferred if stored is None else twin.load(stored)
 
     def load(self, stored: Stored) -> Array:
         """Return the elements again, in memory order; see :meth:`Place.load`."""
@@ -109,9 +141,12 @@ class HostPlace(Place):
         result = self.stages.result
         if result.shape != (-1,):
             data = data.view(result.carrier).reshape(result.shape)
-        self._runs.count_back(perf_counter() - started)
-        decoded: Array = self.stages.decode(data) if self._has_stages else data
-        return decoded
+        self.ledger.add(self.numbers, 0, 0, 0, 0.0, 1, perf_counter() - started)
+        if self._has_stages:
+            data = self.stages.decode(data)
+        # A device reads some memory on its own, if there is any left.
+        staged = self.transfers is not None and self.needs_worker
+        return self.transfers.staged(data, self.spec.device) if staged else data  # type: ignore[union-attr]
 
     def rebuild(self, data: Any, spec: TensorSpec, span: SharedSpan | None = None) -> Any:
         """Return a fresh tensor; see :meth:`Place.rebuild`."""
@@ -124,10 +159,13 @@ class HostPlace(Place):
         return self.assemble(kernels.payload(data, self.launched_spec(data.nbytes)), spec, adopt=True)
 
     def _put(self, payload: Array) -> Stored:
+        """Put bytes into the store on this thread, however long it takes."""
+        started = perf_counter()
         if self.store.retains and not is_private(payload):
             payload = copied(payload)
         digest = None if self._trusts_store else checksum(payload)
-        return Stored(self.store, self.store.put(payload), payload.nbytes, digest)
+        slot = self.store.put(payload)
+        return Stored(self.store, slot, payload.nbytes, digest, perf_counter() - started)
 
     def _get(self, stored: Stored) -> Array:
         data: object = self.store.get(stored.slot)

@@ -20,38 +20,8 @@ _sizes: Callable[[], Sizes] = partial(defaultdict, count)
 # All of it is C, so that no thread comes between.
 
 
-class Runs:
-    """Counts and seconds of a stage, both ways. Thread-safe.
-
-    Args:
-        ledger: whose lock it shares.
-    """
-
-    __slots__ = ("_bytes_in", "_bytes_out", "_ledger", "_loads", "_seconds_back", "_seconds_in", "_tensors")
-
-    def __init__(self, ledger: "Ledger") -> None:
-        self._ledger = ledger
-        self._tensors = self._bytes_in = self._bytes_out = self._loads = 0
-        self._seconds_in = self._seconds_back = 0.0
-
-    def count_in(self, bytes_in: int, bytes_out: int, seconds: float) -> None:
-        """Count one tensor on the way in."""
-        with self._ledger.lock:
-            self._tensors += 1
-            self._bytes_in += bytes_in
-            self._bytes_out += bytes_out
-            self._seconds_in += seconds
-
-    def count_back(self, seconds: float) -> None:
-        """Count one load."""
-        with self._ledger.lock:
-            self._loads += 1
-            self._seconds_back += seconds
-
-    def stats(self) -> StageStats:
-        """Return the numbers as they stand, under the lock."""
-        parts = self._tensors, self._bytes_in, self._bytes_out, self._seconds_in, self._loads, self._seconds_back
-        return StageStats(*parts)
+Numbers = list[Any]
+"""Those of a stage, as in :class:`~tensorstash.engine.stats.StageStats`; changed under the lock of the ledger."""
 
 
 class Ledger:
@@ -89,9 +59,9 @@ class Ledger:
         """Devices whose copies make the program wait, and why."""
         self.saved_bytes = 0
         """Bytes by which payloads so far were smaller than their tensors; all of a tensor's where one is elsewhere."""
-        self._stages: dict[str, Runs] = {}
-        self._recipes: dict[str, Runs] = {}
-        self._stored: dict[str, Tally] = {}
+        self._stages: dict[str, Numbers] = {}
+        self._recipes: dict[str, Numbers] = {}
+        self._tiers: dict[str, Numbers] = {}
         self.live: defaultdict[str, int] = defaultdict(int)
         """Bytes of the payloads, by tier, those of :attr:`gone` among them."""
         self._peaks: Counter[str] = Counter()
@@ -110,13 +80,14 @@ class Ledger:
         """Bytes of all tensors whose content went through the plan so far."""
         return _tally(self.stashed).nbytes
 
-    def stored(self, owner: object, tier: str, payload_bytes: int, spec: TensorSpec) -> int:
+    def stored(self, owner: object, tier: str, payload_bytes: int, seconds: float, spec: TensorSpec) -> int:
         """Count a payload that was put into ``tier``.
 
         Args:
             owner: lives as long as it exists.
             tier: where it is.
             payload_bytes: its size.
+            seconds: that it took.
             spec: of its tensor.
 
         Returns:
@@ -130,19 +101,33 @@ class Ledger:
                 self._settle()
             self._entries[entry] = tier, payload_bytes
             self.saved_bytes += spec.nbytes - left_bytes
-            self._stored[tier] = self._stored.get(tier, Tally()).plus(payload_bytes)
+            numbers = self._tiers.get(tier) or self._tiers.setdefault(tier, _no_numbers())
+            numbers[0] += 1
+            numbers[1] += payload_bytes
+            numbers[2] += payload_bytes
+            numbers[3] += seconds
             live[tier] += payload_bytes
             self._peaks[tier] = max(self._peaks[tier], live[tier])
             self._peak = max(self._peak, sum(live.values()))
         return left_bytes
 
-    def stage(self, name: str) -> Runs:
-        """Return the numbers of all stages of a name, to which these add."""
-        return self._stages.get(name) or self._stages.setdefault(name, Runs(self))  # another thread may come first
+    def stage(self, name: str) -> Numbers:
+        """Return the numbers of all stages of a name, to which :meth:`add` adds."""
+        return self._stages.get(name) or self._stages.setdefault(name, _no_numbers())
 
-    def recipe(self, rule: str) -> Runs:
-        """Return the numbers of all recipes of a rule, to which these add."""
-        return self._recipes.get(rule) or self._recipes.setdefault(rule, Runs(self))
+    def tier(self, name: str) -> Numbers:
+        """Return the numbers of a tier, which is the last stage of its payloads."""
+        return self._stages.setdefault(name, self._tiers.setdefault(name, _no_numbers()))
+
+    def recipe(self, rule: str) -> Numbers:
+        """Return the numbers of all recipes of a rule, to which :meth:`add` adds."""
+        return self._recipes.get(rule) or self._recipes.setdefault(rule, _no_numbers())
+
+    def add(self, numbers: Numbers, *more: float) -> None:
+        """Add to the first of some numbers."""
+        with self.lock:
+            for place, each in enumerate(more):
+                numbers[place] += each
 
     def settled(self) -> Mapping[str, int]:
         """Return the bytes of the payloads that exist now, by tier."""
@@ -168,7 +153,7 @@ class Ledger:
                 refused=_tallies(self.refused),
                 without_recipe=_tallies(self.without_recipe),
                 stages=stages,
-                stored=MappingProxyType(dict(self._stored)),
+                stored=MappingProxyType({tier: Tally(n[0], n[2]) for tier, n in self._tiers.items() if n[0]}),
                 saved_bytes=self.saved_bytes,
                 modules=_tallies(self.modules),
                 live=Tally(len(self._entries), sum(self.live.values())),
@@ -208,7 +193,10 @@ def _tallies(counted: Mapping[str, Sizes]) -> Mapping[str, Tally]:
     return MappingProxyType({reason: tally for reason, tally in tallies.items() if tally.tensors})
 
 
-def _runs(runs: Mapping[str, Runs]) -> Mapping[str, StageStats]:
+def _no_numbers() -> Numbers:
+    return [0, 0, 0, 0.0, 0, 0.0]
+
+
+def _runs(runs: Mapping[str, Numbers]) -> Mapping[str, StageStats]:
     """Return the counts that are not zero."""
-    found = {name: some.stats() for name, some in list(runs.items())}
-    return MappingProxyType({name: stats for name, stats in found.items() if stats != StageStats()})
+    return MappingProxyType({name: StageStats(*numbers) for name, numbers in list(runs.items()) if any(numbers)})

@@ -8,11 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, cast
 
-from tensorstash.abilities import Backend, Layouts, Stream, SupportsGraph, SupportsSharedMemory
+from tensorstash.abilities import Backend, Layouts, SupportsGraph, SupportsSharedMemory
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.shared_span import SharedSpan
 from tensorstash.engine.stages import Stages
-from tensorstash.engine.transfer import Transfer
 from tensorstash.engine.transfers import Transfers
 from tensorstash.host.arrays import as_bytes, borrowed
 from tensorstash.host.checksum import checksum
@@ -29,15 +28,19 @@ class Stored:
         slot: the store's own name for it.
         nbytes: bytes in the slot.
         digest: checksum of them, unless the store verifies its records.
+        seconds: that it took to put them there.
     """
 
-    __slots__ = ("__weakref__", "digest", "nbytes", "slot", "store")
+    __slots__ = ("__weakref__", "digest", "nbytes", "seconds", "slot", "store")
 
-    def __init__(self, store: Store | None, slot: Slot, nbytes: int, digest: int | None = None) -> None:
+    def __init__(
+        self, store: Store | None, slot: Slot, nbytes: int, digest: int | None = None, seconds: float = 0.0
+    ) -> None:
         self.store = store
         self.slot = slot
         self.nbytes = nbytes
         self.digest = digest
+        self.seconds = seconds
 
     def __del__(self) -> None:
         if self.store is not None:
@@ -69,6 +72,8 @@ class Place(ABC):
     they always do, as the tensor is small."""
     needs_worker = True
     """Whether there is work behind the launch, or all of it."""
+    shares_source = False
+    """Whether the tensor's own memory is transferred."""
     is_at_hand = False
     """Whether each rebuilt tensor is made of the payload as it is, so that nothing loaded is worth holding."""
     shared_memory: SupportsSharedMemory[Any] | None = None
@@ -248,7 +253,6 @@ class DevicePlace(Place):
 
     tier = "device"
     is_at_hand = True
-    shares_source = False
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -256,7 +260,7 @@ class DevicePlace(Place):
 
     def capture(self, source: Any, spec: TensorSpec, *, private: bool = False) -> Stored:
         """Run the kernels; see :meth:`Place.capture`."""
-        return self.stored_at_once(self.launch(source, spec), None)
+        return self.stored(self.launch(source, spec))
 
     def load(self, stored: Stored) -> Any:
         """Return the payload itself."""
@@ -266,13 +270,6 @@ class DevicePlace(Place):
         """Return a fresh tensor; see :meth:`Place.rebuild`."""
         return self.assemble(data, spec, adopt=False)
 
-    def send(self, launched: Any, source: Any, compute: Stream) -> None:
-        """Leave it where it is."""
-
-    def stored_at_once(self, launched: Any, flight: Transfer | None) -> Stored:
+    def stored(self, launched: Any) -> Stored:
         """Return a payload that is its own slot."""
         return Stored(None, launched, self.backend.nbytes(launched))
-
-    def on_device(self, stored: Stored | None, flight: Transfer | None) -> Any:
-        """Return the payload once it is there."""
-        return None if stored is None else stored.slot

@@ -13,7 +13,6 @@ from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.place import DevicePlace, Place
 from tensorstash.engine.readers import Demands
 from tensorstash.engine.stages import device_stages, host_stages
-from tensorstash.engine.transfer_place import TransferPlace
 from tensorstash.engine.transfers import Transfers
 from tensorstash.host.allocator import set_for_policies
 from tensorstash.policies.plan import HookPolicy, Plan, Rebuilding
@@ -29,16 +28,8 @@ POLICY = "policy"
 _REMEMBERED = 4096
 
 
-class Way(NamedTuple):
-    """The treatment of tensors of a kind.
-
-    Args:
-        rebuilding: whether those that can be made again are; None for no.
-        place: where all others go, or why they are kept.
-    """
-
-    rebuilding: Rebuilding | None
-    place: Place | str
+Way = tuple[Rebuilding | None, Place | str]
+"""The treatment of tensors of a kind: whether those that can be made again are; the place of others, or why not."""
 
 
 class Away(NamedTuple):
@@ -115,10 +106,10 @@ class Places:
             rest = Plan(masks, plan.store or (Memory() if spec.device == "cpu" else None))
         else:
             rest = plan.rest.within(demand)
-        way = Way(plan.rebuilding, self._place(rest, spec))
-        if spec.device == "cpu" and (way.rebuilding is not None or not isinstance(way.place, str)):
+        place = self._place(rest, spec)
+        if spec.device == "cpu" and (plan.rebuilding is not None or not isinstance(place, str)):
             set_for_policies()
-        return self._remember(kind, way)
+        return self._remember(kind, (plan.rebuilding, place))
 
     def suits(self, content: Content, demands: Demands) -> bool:
         """Choose the part of a content's plan that suits its readers; return False if nothing is left of it."""
@@ -141,8 +132,8 @@ class Places:
         if plan is place.plan:
             return place
         kind = place.number, place.saved, demand
-        way = self.known(kind) or self._remember(kind, Way(None, self._place(plan, place.saved)))
-        return way.place
+        way = self.known(kind) or self._remember(kind, (None, self._place(plan, place.saved)))
+        return way[1]
 
     def _remember(self, kind: Hashable, way: Way) -> Way:
         if len(self._remembered) >= _REMEMBERED:
@@ -211,7 +202,7 @@ def _place_for(
     if plan.store is None and ran == len(plan.codecs) > 0 and spec.device != "cpu":
         return DevicePlace(*others)
     stages = host_stages(plan.codecs[ran:], kernels.result, labels[ran:-1], ledger)
-    return (HostPlace if streams is None else TransferPlace)(stages, config, store, *others)
+    return HostPlace(stages, config, store, *others)
 
 
 def _in_memory(place: Place) -> Place:

@@ -68,6 +68,7 @@ class Prefetcher:
             index: of the content.
         """
         order: tuple[int, ...] = ()
+        budget = self.budget
         if stretch.expected != stretch.count:
             POOL.give_back(QUICK_BYTES)  # buffers that only forward uses: here a step has its peak
             order = self._orders.get(stretch.count, ())
@@ -83,7 +84,8 @@ class Prefetcher:
                     continue
                 if content.is_quick and self._enough_waits(index):
                     break
-                if self._reserved and self.budget.used + content.nbytes > self.budget.limit - self._reserved:
+                used = 0 if not self._reserved else budget.used if budget.gone else budget.taken
+                if self._reserved and used + content.nbytes > budget.limit - self._reserved:
                     break
                 if self._spare_bytes is not None:
                     spare = self._spare_bytes() if spare is None else spare

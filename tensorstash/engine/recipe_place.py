@@ -42,7 +42,7 @@ class RecipePlace:
 
     __slots__ = (
         "__weakref__", "_lease", "_lock", "_made", "_recipe", "_refuse", "_uses", "backend", "depth",
-        "inputs", "name", "present", "producers", "runs", "spec", "state", "users",
+        "inputs", "name", "numbers", "present", "producers", "spec", "state", "users",
     )  # fmt: skip
 
     tier = "recipe"
@@ -63,7 +63,7 @@ class RecipePlace:
         self.state, self.backend, self.producers = state, state.backend, producers
         self._recipe, self.inputs, self._refuse = recipe, inputs, refuse
         self.present, self.spec, self.depth, self.name = present, spec, depth, name
-        self.runs = state.ledger.recipe(recipe.rule)
+        self.numbers = state.ledger.recipe(recipe.rule)
         """Counts those who need it, and how often it was made."""
         self.users = self._uses = 0
         self._made: tuple[Any, int, Any] | None = None
@@ -132,7 +132,7 @@ class RecipePlace:
             self._refuse()
             raise StashError(f"{self._label(content)}: {type(error).__name__}: {error}") from error
         digest = self.producers.digest(whole)
-        self.runs.count_back(perf_counter() - started)
+        self.state.ledger.add(self.numbers, 0, 0, 0, 0.0, 1, perf_counter() - started)
         return whole, digest
 
     def _difference(self, content: "RecipeContent") -> StashError:

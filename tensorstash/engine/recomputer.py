@@ -58,9 +58,10 @@ class Recomputer:
 
         self._state = state
         self._thread = thread
-        self._producers: Producers[Any] = backend.producers(is_ours, rules)
-        if self._producers.lacks:
-            state.adviser.say(f"recompute: nothing is made again: {self._producers.lacks}")
+        self.producers: Producers[Any] = backend.producers(is_ours, rules)
+        """Remember which handle stands for which tensor."""
+        if self.producers.lacks:
+            state.adviser.say(f"recompute: nothing is made again: {self.producers.lacks}")
         self._known: dict[Hashable, str | None] = {}
         """Why a kind of tensors is not made again; None for those that are."""
         self._saved: set[ref[RecipeContent]] = set()
@@ -71,7 +72,7 @@ class Recomputer:
     def begin_stretch(self) -> None:
         """Forget contents saved before backward has asked for one: equal ones may be rewritten."""
         self._saved, self._places = set(), {}
-        self._producers.forget()
+        self.producers.forget()
 
     def settle(self) -> None:
         """Make contents saved so far immune to later changes."""
@@ -92,7 +93,7 @@ class Recomputer:
             pack: returns the handle of a smaller tensor that it may be made of.
         """
         started = perf_counter()
-        producers = self._producers
+        producers = self.producers
         known = producers.noted(tensor, spec)
         if known is None:
             content = self._new(tensor, spec, wanted, pack)
@@ -106,7 +107,7 @@ class Recomputer:
             if not content.is_still(tensor) or not producers.are_there(content.place.present):
                 return None
             content.add_user()
-        content.place.runs.count_in(spec.nbytes, 0, perf_counter() - started)
+        self._state.ledger.add(content.place.numbers, 1, spec.nbytes, 0, perf_counter() - started)
         return Stashed(self._state, content, None, spec), content
 
     def mask_codecs(self, tensor: Any, spec: TensorSpec, wanted: Rebuilding) -> tuple[Codec, ...]:
@@ -121,24 +122,17 @@ class Recomputer:
             return (PackBits(),)
         if spec.kind != "float" or spec.device != "cpu" or not spec.nbytes:
             return ()
-        sample, size = self._producers.sample(tensor), spec.itemsize
+        sample, size = self.producers.sample(tensor), spec.itemsize
         if not isinstance(sample, bytes):
             return ()
         values = {sample[at : at + size] for at in range(0, len(sample), size)}
         return (TwoValued(),) if len(values) <= MOST_VALUES else ()  # nearly all others show a third
 
-    def noted(self, tensor: Any, spec: TensorSpec, handle: Any) -> Any:
-        """Return a handle in a form that recipes can refer to, and remember that it stands for a tensor."""
-        if type(handle) is tuple:
-            handle = KeptHandle(handle, is_made=bool(self._state.backend.producer(tensor)))
-        self._producers.note(tensor, spec, handle)
-        return handle
-
     def _new(
         self, tensor: Any, spec: TensorSpec, wanted: Rebuilding, pack: Callable[[Any], Handle]
     ) -> RecipeContent | None:
         """Return the content of a tensor, if there is a recipe for it that may be run and is proved."""
-        producers, state, module = self._producers, self._state, self._thread.module
+        producers, state, module = self.producers, self._state, self._thread.module
         recipe = producers.recipe(tensor, spec, wanted.ops, wanted.depth)
         if isinstance(recipe, str):
             may_narrow = wanted.ops is None or "narrow" in wanted.ops
@@ -163,17 +157,17 @@ class Recomputer:
         if isinstance(place, str) or why is not None:
             next(state.ledger.refused[f"{recipe.rule}: {why}"][spec.nbytes])
             return None
-        known = self._places.get(place.name)
-        same = None if known is None else known()
+        if len(self._places) >= _REMEMBERED:
+            self._places.clear()
+        mine = ref(place)
+        same = self._places.setdefault(place.name, mine)()
         if same is None:
+            self._places[place.name], same = mine, place
+        if same is place:
             for each in place.inputs:
                 if type(each) is Stashed:
                     each.content.add_user()
-            if len(self._places) >= _REMEMBERED:
-                self._places.clear()
-            self._places[place.name] = ref(place)
-        else:
-            place = same
+        place = same
         content = RecipeContent(place, whole, module)
         self._saved.add(ref(content, self._saved.discard))
         return content
@@ -190,7 +184,7 @@ class Recomputer:
             kind: of that tensor.
             most_depth: operations that may be run for it.
         """
-        producers, version = self._producers, self._state.version
+        producers, version = self.producers, self._state.version
         inputs: list[Any] = []
         names: list[Hashable] = []
         """For each input one that tells it from all others that live while something is made of it."""

@@ -57,32 +57,54 @@ class Residency:
         """Make the lock anew."""
         self._lock = threading.Lock()
 
-    def saved(self, content: Any, *, look: bool = True) -> list[Any]:
-        """Make a content resident and return those that leave now, the oldest first.
+    def leaving(self, content: Any = None, *, look: bool = True, all_of_them: bool = False) -> list[Any]:
+        """Return contents that leave now, the oldest first: nobody else holds their memory any more.
 
         Args:
-            content: the content, whose source is the only alias of its memory here.
+            content: becomes resident, unless it is None; its source is the only alias of its memory here.
             look: look at memories of others first; False where that was done for this tensor.
-        """
-        with self._lock:
-            freed = self._freed() if look else []  # without this one: while it is being saved its memory is held
-            self._groups.setdefault(content.token, []).append(ref(content))
-            if self._ladder is not None:
-                self._alive[ref(content, self._gone.append)] = content.nbytes
-                self._used_bytes += content.nbytes
-            self._has_streams = self._has_streams or content.is_streamed
-            if self._ladder is None:
-                return self._beyond_the_newest(freed) if self._has_streams else freed
-            return self._beyond_the_limit(self._ladder, freed, is_early=True)
-
-    def freed(self, *, all_of_them: bool = False) -> list[Any]:
-        """Return contents that leave now, as nobody else holds their memory any more.
-
-        Args:
             all_of_them: look at every memory, instead of a few of them each time, and wait for no reader.
         """
+        # Without frames of Python: it runs for every saved tensor.
         with self._lock:
-            freed = self._freed(all_of_them=all_of_them)
+            groups = self._groups
+            freed: list[Content] = []
+            if look:  # without this one: while it is being saved its memory is held
+                oldest: list[Hashable] = []
+                looked = list(groups)
+                if len(groups) > 2 * _LOOKS and not all_of_them:
+                    oldest = looked[:_LOOKS]
+                    looked = [*oldest, *looked[: -_LOOKS - 1 : -1]]
+                asked: list[tuple[Hashable, list[Content]]] = []
+                aliases: list[Any] = []
+                for token in looked:
+                    group = groups[token]
+                    live = list(filter(None, map(call, group)))
+                    is_ready = True
+                    for other in () if all_of_them else live:
+                        reading = other.reading
+                        is_ready = is_ready and (reading is None or reading.known >= other.users)
+                    if not live:
+                        del groups[token]
+                    elif is_ready:
+                        asked.append((token, live))
+                        aliases.append(live[0].alias)
+                    if live and len(live) < len(group):
+                        groups[token] = list(map(ref, live))
+                if asked:
+                    for (token, live), holders in zip(asked, self._holders(aliases), strict=True):
+                        if holders <= len(live):
+                            del groups[token]
+                            freed += live
+                for token in oldest:  # the others have their turn before these
+                    if token in groups:
+                        groups[token] = groups.pop(token)
+            if content is not None:
+                groups.setdefault(content.token, []).append(ref(content))
+                if self._ladder is not None:
+                    self._alive[ref(content, self._gone.append)] = content.nbytes
+                    self._used_bytes += content.nbytes
+                self._has_streams = self._has_streams or content.is_streamed
             if self._ladder is None:
                 return self._beyond_the_newest(freed) if self._has_streams else freed
             return self._beyond_the_limit(self._ladder, freed, is_early=not all_of_them)
@@ -145,11 +167,11 @@ class Residency:
         leaving: list[Any] = []
         for content in freed:
             stays = content.is_streamed and content.place.is_lossless
-            while stays and not content.stay():
+            oldest: Any = None
+            while stays and not content.stay(oldest):
                 stays = bool(self._staying)
-                oldest: Any = self._staying.popleft()() if stays else None
+                oldest = self._staying.popleft()() if stays else None
                 if oldest is not None:
-                    oldest.leave()
                     leaving.append(oldest)
             if stays:
                 self._staying.append(ref(content))
@@ -184,46 +206,6 @@ class Residency:
     def _settle(self) -> None:
         while self._gone:
             self._used_bytes -= self._alive.pop(self._gone.popleft(), 0)
-
-    def _freed(self, *, all_of_them: bool = False) -> list[Content]:
-        """Return the contents of memories that nobody else holds, which are watched no more; under the lock.
-
-        Args:
-            all_of_them: look at every memory, and wait for no reader.
-        """
-        # Without frames of Python: it runs for every saved tensor.
-        groups = self._groups
-        freed: list[Content] = []
-        oldest: list[Hashable] = []
-        looked = list(groups)
-        if len(groups) > 2 * _LOOKS and not all_of_them:
-            oldest = looked[:_LOOKS]
-            looked = [*oldest, *looked[: -_LOOKS - 1 : -1]]
-        asked: list[tuple[Hashable, list[Content]]] = []
-        aliases: list[Any] = []
-        for token in looked:
-            group = groups[token]
-            live = list(filter(None, map(call, group)))
-            is_ready = True
-            for content in () if all_of_them else live:
-                reading = content.reading
-                is_ready = is_ready and (reading is None or reading.known >= content.users)
-            if not live:
-                del groups[token]
-            elif is_ready:
-                asked.append((token, live))
-                aliases.append(live[0].alias)
-            if live and len(live) < len(group):
-                groups[token] = list(map(ref, live))
-        if asked:
-            for (token, live), holders in zip(asked, self._holders(aliases), strict=True):
-                if holders <= len(live):
-                    del groups[token]
-                    freed += live
-        for token in oldest:  # the others have their turn before these
-            if token in groups:
-                groups[token] = groups.pop(token)
-        return freed
 
 
 def _live(group: Iterable[ref[Content]]) -> list[Content]:

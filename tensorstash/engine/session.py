@@ -17,7 +17,7 @@ from tensorstash.abilities import (
 from tensorstash.engine.advice import JUDGED_ENTRIES, Adviser
 from tensorstash.engine.checkpoints import Border, by_treatment, judge_regions
 from tensorstash.engine.content import Content
-from tensorstash.engine.handle import Handle, SessionState, Stashed
+from tensorstash.engine.handle import Handle, KeptHandle, SessionState, Stashed
 from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.link import Pace
@@ -156,7 +156,7 @@ class Session(Generic[T]):
 
     def _start_all_freed(self) -> None:
         if self._residency is not None:
-            self.sender.start(self._residency.freed(all_of_them=True), self.places, self.state.demands)
+            self.sender.start(self._residency.leaving(all_of_them=True), self.places, self.state.demands)
 
     def module(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager in which saved tensors belong to the module ``name``."""
@@ -221,14 +221,17 @@ class Session(Generic[T]):
         spec = self._spec(tensor)
         is_large, recomputer = spec.nbytes >= self._min_bytes, self._recomputer
         if recomputer is not None and self._residency is not None:
-            freed = self._residency.freed()
+            freed = self._residency.leaving()
             if freed:
                 self.sender.start(freed, self.places, self.state.demands)
         if self.state.was_asked and (recomputer is not None or self._ladder is not None):
             with self._lock:  # before the first is noted, whatever becomes of it
                 self._current_stretch()
         known = self._ways.get(id(spec))  # as :meth:`_way` does, without the frame of a hash
-        way = known[1] if known is not None and known[0] is spec and not self._thread.module else self._way(spec, "any")
+        if known is None or known[0] is not spec or self._thread.module:
+            rebuilding, place = self._way(spec, "any")
+        else:
+            rebuilding, place = known[1]
         record = memory = None
         if self._ladder is not None and is_large:
             if not self._ladder.is_begun:
@@ -238,15 +241,19 @@ class Session(Generic[T]):
             record = self._ladder.saved(spec, self._thread.module, *memory)
         handle: Any = None
         may_recompute = recomputer is not None and is_large and (record is None or record.fate in _RECOMPUTED)
-        if recomputer is not None and may_recompute and way.rebuilding is not None:
-            handle = self._made_again(recomputer, tensor, spec, way.rebuilding, record)
+        if recomputer is not None and may_recompute and rebuilding is not None:
+            handle = self._made_again(recomputer, tensor, spec, rebuilding, record)
         if handle is None:
-            handle = self._store(tensor, spec, way.place, record, memory)
-        return handle if recomputer is None else recomputer.noted(tensor, spec, handle)  # type: ignore[no-any-return]
+            handle = self._store(tensor, spec, place, record, memory)
+        if recomputer is not None:
+            recomputer.producers.note(tensor, spec, handle)
+        return handle
 
     def _keep(self, tensor: T, reason: str, nbytes: int) -> Handle:
         next(self._kept[reason][nbytes])
-        return self.state, self._alias(tensor), self._version(tensor)
+        kept = self.state, self._alias(tensor), self._version(tensor)
+        # Recipes refer to it weakly.
+        return kept if self._recomputer is None else KeptHandle(kept, is_made=bool(self.backend.producer(tensor)))
 
     def _made_again(
         self, recomputer: Recomputer, tensor: T, spec: TensorSpec, wanted: Rebuilding, record: Record | None
@@ -257,19 +264,19 @@ class Session(Generic[T]):
         if found is not None:
             handle, content = found
             if self._residency is not None and content.users == 1:
-                leaving = self._residency.saved(content, look=False)
+                leaving = self._residency.leaving(content, look=False)
                 if leaving:
                     self.sender.start(leaving, self.places, self.state.demands)
             if content.place.users == 1:  # an output is held for others as far as a share of the step goes
                 self.sender.shares.saw(spec.nbytes)
             return handle
         codecs = recomputer.mask_codecs(tensor, spec, wanted)
-        place = self._way(spec, "any", codecs).place if codecs else ""
+        place = self._way(spec, "any", codecs)[1] if codecs else ""
         return None if isinstance(place, str) else self._store(tensor, spec, place, record)
 
     def _store_narrow(self, narrow: T) -> Handle:
         spec = self._spec(narrow)
-        return self._store(narrow, spec, self._way(spec, "any").place, None)
+        return self._store(narrow, spec, self._way(spec, "any")[1], None)
 
     def _store(
         self,
@@ -280,7 +287,7 @@ class Session(Generic[T]):
         memory: tuple[Hashable, int] | None = None,
     ) -> Handle:
         if self._demand is not None and not isinstance(place, str) and not place.is_lossless:
-            place = self._way(spec, self._demand()).place
+            place = self._way(spec, self._demand())[1]
         if isinstance(place, str):
             return self._keep(tensor, place, spec.nbytes)
         if spec.nbytes < self._min_bytes:
@@ -334,7 +341,7 @@ class Session(Generic[T]):
         leaving: Iterable[Any] = (content,) if residency is None and is_new else ()
         if residency is not None:
             look = self._recomputer is None
-            leaving = residency.saved(content, look=look) if is_new else residency.freed() if look else ()
+            leaving = residency.leaving(content if is_new else None, look=look) if is_new or look else ()
         if leaving:
             self.sender.start(leaving, self.places, state.demands)
         if residency is not None and residency.is_tight:

@@ -5,28 +5,17 @@ Rebuilt one by one, each would take memory for its gaps too, which the others fi
 
 import threading
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 from tensorstash.abilities import SupportsSharedMemory
 from tensorstash.host.arrays import Array, aligned_empty, lender
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
+Rebuilt = tuple[Any, TensorSpec, int, Array]
+"""A tensor that was handed out and may be again, as long as nobody has written into it.
 
-class Rebuilt(NamedTuple):
-    """A tensor that was handed out and may be again, as long as nobody has written into it.
-
-    Args:
-        tensor: shares memory and version with the one that was handed out.
-        spec: its layout.
-        version: of the tensor when it was handed out.
-        memory: that it lies in, unless it was copied.
-    """
-
-    tensor: Any
-    spec: TensorSpec
-    version: int
-    memory: Array
+Shares memory and version with the one that was handed out; its layout and version; the memory unless it was copied."""
 
 
 class SharedSpan:

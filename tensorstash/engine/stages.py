@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensorstash.abilities import Backend
-from tensorstash.engine.ledger import Ledger, Runs
+from tensorstash.engine.ledger import Ledger, Numbers
 from tensorstash.errors import CodecError, StashError, is_out_of_memory
 from tensorstash.protocols import Codec
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
@@ -28,7 +28,7 @@ class Stage:
         after: spec of the encoded buffer.
         encode: of the codec or the kernel.
         decode: the way back.
-        runs: counts it.
+        numbers: that count it.
         fault: returns the fault of a buffer that should be of a spec; None if it has none.
         given: further arguments of both.
     """
@@ -38,7 +38,7 @@ class Stage:
     after: TensorSpec
     encode: Run
     decode: Run
-    runs: Runs
+    numbers: Numbers
     fault: Callable[[Any, TensorSpec], str | None]
     given: tuple[TensorSpec, ...] = ()
 
@@ -66,10 +66,11 @@ class Stages:
         stages: in the order of encoding.
         spec: of the buffer that the first one encodes.
         nbytes: returns the size of a buffer in bytes.
+        ledger: counts them.
     """
 
-    def __init__(self, stages: Sequence[Stage], spec: TensorSpec, nbytes: Callable[[Any], int]) -> None:
-        self._stages = tuple(stages)
+    def __init__(self, stages: Sequence[Stage], spec: TensorSpec, nbytes: Callable[[Any], int], ledger: Ledger) -> None:
+        self._stages, self._ledger = tuple(stages), ledger
         self._nbytes = nbytes
         self.result = stages[-1].after if stages else spec
         """Spec of the last stage's result; the given one if there is no stage."""
@@ -92,7 +93,7 @@ class Stages:
         for stage in self._stages:
             before, started = self._nbytes(data), perf_counter()
             data = stage.run("encode", stage.encode, data, stage.after)
-            stage.runs.count_in(before, self._nbytes(data), perf_counter() - started)
+            self._ledger.add(stage.numbers, 1, before, self._nbytes(data), perf_counter() - started)
         return data
 
     def decode(self, data: Any) -> Any:
@@ -104,7 +105,7 @@ class Stages:
         for stage in reversed(self._stages):
             started = perf_counter()
             data = stage.run("decode", stage.decode, data, stage.before)
-            stage.runs.count_back(perf_counter() - started)
+            self._ledger.add(stage.numbers, 0, 0, 0, 0.0, 1, perf_counter() - started)
         return data
 
 
@@ -120,10 +121,10 @@ def host_stages(codecs: Sequence[Codec], spec: TensorSpec, places: Sequence[str]
     stages: list[Stage] = []
     for codec, place in zip(codecs, places, strict=True):
         after = codec.encoded_spec(spec)
-        runs = ledger.stage(codec.name)
-        stages.append(Stage(place, spec, after, codec.encode, codec.decode, runs, _array_fault, (spec,)))
+        numbers = ledger.stage(codec.name)
+        stages.append(Stage(place, spec, after, codec.encode, codec.decode, numbers, _array_fault, (spec,)))
         spec = after
-    return Stages(stages, spec, attrgetter("nbytes"))
+    return Stages(stages, spec, attrgetter("nbytes"), ledger)
 
 
 def device_stages(
@@ -147,7 +148,7 @@ def device_stages(
         after = codec.encoded_spec(spec)
         stages.append(Stage(place, spec, after, kernel.encode, kernel.decode, ledger.stage(codec.name), fault))
         spec = after
-    return Stages(stages, spec, backend.nbytes)
+    return Stages(stages, spec, backend.nbytes, ledger)
 
 
 def _array_fault(data: Any, spec: TensorSpec) -> str | None:

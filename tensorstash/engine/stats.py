@@ -24,10 +24,6 @@ class Tally:
     def __sub__(self, earlier: "Tally") -> "Tally":
         return Tally(self.tensors - earlier.tensors, self.nbytes - earlier.nbytes)
 
-    def plus(self, nbytes: int) -> "Tally":
-        """Return the tally with one more tensor."""
-        return Tally(self.tensors + 1, self.nbytes + nbytes)
-
 
 @dataclass(frozen=True, slots=True)
 class StageStats:

@@ -9,9 +9,9 @@ from typing import Any
 
 from tensorstash.abilities import Event
 from tensorstash.engine.content import Content, State
+from tensorstash.engine.host_place import HostPlace
 from tensorstash.engine.place import DevicePlace
 from tensorstash.engine.transfer import Transfer
-from tensorstash.engine.transfer_place import TransferPlace
 from tensorstash.engine.transfers import Transfers
 from tensorstash.errors import TensorStashError, is_out_of_memory
 from tensorstash.host.arrays import Array, as_bytes
@@ -31,7 +31,7 @@ class StreamContent(Content):
 
     __slots__ = ("_arrival", "_failure", "_flight", "_launched_nbytes", "_near", "_stream", "_transfers")
 
-    place: DevicePlace | TransferPlace
+    place: DevicePlace | HostPlace
     is_streamed = True
 
     def __init__(self, transfers: Transfers, *others: Any) -> None:
@@ -52,9 +52,34 @@ class StreamContent(Content):
         Raises:
             StashError: the tensor cannot be read, a kernel failed, or the store has no room.
         """
-        source = self.alias
+        source, transfers, spec = self.alias, self._transfers, self.spec
+        place: Any = self.place
         try:
-            self.state = self._launch(source)
+            transfers.save(id(self))
+            compute = transfers.compute(spec.device)
+            if compute != self._stream:
+                transfers.follow(self._stream, compute, source)
+            shares = place.shares_source
+            is_lent = self.is_private and shares
+            if is_lent and transfers.out_budget.limit:  # computation goes on beside the copy, and may change it
+                source, is_lent = place.copy_here(source, spec), False
+            launched = place.launch(source, spec) if place.runs_kernels else place.layouts.dense(source, spec)
+            self._launched_nbytes = place.backend.nbytes(launched)
+            if place.is_at_hand:
+                self.state = self._keep(place.stored(launched))
+            else:
+                if shares and not self.is_private and not self._is_alone:
+                    # Until it is copied, the bytes are the tensor's own.
+                    self._probe = place.backend.version_probe(source)
+                made = place.launched_spec(self._launched_nbytes) if place.runs_kernels else place.spec
+                self._flight = flight = transfers.out(launched, source if shares else launched, made, compute)
+                if flight is None:
+                    next(place.ledger.declined[self.nbytes])
+                    self.state = State.RESIDENT
+                    return
+                if is_lent:
+                    flight.release()
+                self.state = State.CAPTURING if place.needs_worker else self._keep(place.stored_at_once(flight))
         except TensorStashError as error:
             self.state = self._fail(error)
             raise
@@ -64,46 +89,31 @@ class StreamContent(Content):
             if is_out_of_memory(error):
                 raise
             raise unreadable from error
-        if self._flight is not None or self._stored is not None:
-            self.alias = None
+        self.alias = None
 
-    def stay(self) -> bool:
-        """Stay on the device, near the computation; return False if there is no room."""
-        self._near = self._transfers.near(self.nbytes)
-        return self._near is not None
+    def stay(self, oldest: Any) -> bool:
+        """Stay on the device, near the computation, in place of another or None; return False if there is no room."""
+        near = None if oldest is None else oldest.leave()
+        if near is not None and oldest.nbytes != self.nbytes:
+            near.release()
+            near = None
+        budget = self._transfers.back_budget
+        if near is None and (budget.gone or budget.taken + self.nbytes <= budget.limit or self.nbytes > budget.limit):
+            near = self._transfers.near(self.nbytes)
+        self._near = near
+        return near is not None
 
-    def leave(self) -> None:
-        """Stay no longer."""
-        if self._near is not None:
-            self._near.release()
-            self._near = None
-
-    def _launch(self, source: Any) -> State:
-        place = self.place
-        self._transfers.save(id(self))
-        compute = self._transfers.follow(self._stream, source, self.spec.device)
-        is_lent = self.is_private and place.shares_source
-        if is_lent and self._transfers.out_budget.limit:  # computation goes on beside the copy, and may change it
-            source, is_lent = place.copy_here(source, self.spec), False
-        launched = place.launch(source, self.spec)
-        self._launched_nbytes = place.backend.nbytes(launched)
-        if place.shares_source and not self.is_private and not self._is_alone:
-            # Until it is copied, the bytes are the tensor's own.
-            self._probe = place.backend.version_probe(source)
-        self._flight = flight = place.send(launched, source, compute)
-        if flight is None and isinstance(place, TransferPlace):
-            next(place.ledger.declined[self.nbytes])
-            return State.RESIDENT
-        if is_lent and flight is not None:
-            flight.release()
-        return State.CAPTURING if place.needs_worker else self._keep(place.stored_at_once(launched, self._flight))
+    def leave(self) -> Lease | None:
+        """Stay no longer; return the bytes that it has taken."""
+        near, self._near = self._near, None
+        return near
 
     def capture(self) -> None:
         """Wait for the transfer, and encode and store its bytes; a failure is kept for later requests."""
         flight, place = self._flight, self.place
         if flight is None:  # there was no memory for it
             return
-        assert isinstance(place, TransferPlace), "nothing to do on the host"
+        assert isinstance(place, HostPlace), "nothing to do on the host"
         try:
             with self._transfers.on_device(self.spec.device):
                 array = flight.wait()
@@ -126,8 +136,8 @@ class StreamContent(Content):
             SavedTensorModifiedError: it was modified in place since it was saved.
         """
         source = self.alias
-        if source is None and self.place.shares_source:
-            source = self._on_device
+        if source is None and self.place.shares_source and self._flight is not None:
+            source = self._flight.held
         if source is not None:
             self._check(self._probe if self.is_private else source)
             self._transfers.lent(source, self.spec.device)
@@ -135,8 +145,10 @@ class StreamContent(Content):
 
     @property
     def _on_device(self) -> Any:
-        """The launched transfer, while it is still on the device; else None."""
-        return self.place.on_device(self._stored, self._flight)
+        """The launched transfer or the payload, while it is on the device; else None."""
+        if self.place.is_at_hand:
+            return None if self._stored is None else self._stored.slot
+        return None if self._flight is None else self._flight.held
 
     # Back
 
@@ -148,7 +160,8 @@ class StreamContent(Content):
             StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
         """
         place, transfers, device = self.place, self._transfers, spec.device
-        self.raise_failure()
+        if self._error is not None or self._probe is not None:
+            self.raise_failure()
         with self._lock:
             self._uses += 1
             is_last = self._uses % self.users == 0
@@ -170,15 +183,22 @@ class StreamContent(Content):
         else:
             arrival.drop()
         adopt = not is_shared if place.relays is None else self.users == 1 or not place.may_write()
-        return place.assemble(encoded, spec, adopt=adopt)
+        if place.runs_kernels or place.layouts is None:
+            return place.assemble(encoded, spec, adopt=adopt)
+        return place.layouts.restored(encoded, spec, adopt=adopt)
 
     def prefetch_to_device(self) -> bool:
         """Start bringing it back, if it is not on its device; return False to look no further ahead for now."""
-        has_left = self.alias is None and self._on_device is None
-        if self._arrival is not None or self._failure is not None or not has_left:
+        flight = self._flight
+        if self.alias is not None or self._arrival is not None or self._failure is not None:
             return True
-        if not self._is_on_host and not self._is_read:
+        if self.place.is_at_hand or (flight is not None and flight.held is not None):
+            return True  # it is there
+        if self._error is not None or (self._stored is not None and self.place.is_costly and not self._is_read):
             return False
+        budget = self._transfers.back_budget
+        if not budget.gone and budget.taken + min(self._launched_nbytes, budget.limit) > budget.limit:
+            return False  # as nearly always in the end
         try:
             arrival = self._bring(is_prefetch=True)
         except TensorStashError as error:
@@ -196,17 +216,24 @@ class StreamContent(Content):
         loading = self._loading
         return loading is not None and loading.done()
 
-    @property
-    def _is_on_host(self) -> bool:
-        """Whether the bytes that were transferred lie in host memory, or soon will, so that nobody need read them."""
-        return self._error is None and (self._stored is None or not self.place.is_costly)
-
     def _bring(self, *, is_prefetch: bool) -> Transfer | None:
-        spec = self.place.launched_spec(self._launched_nbytes)
-        if is_prefetch and not self._transfers.has_room(spec.nbytes):
+        flight, transfers = self._flight, self._transfers
+        place: Any = self.place
+        spec = place.launched_spec(self._launched_nbytes) if place.runs_kernels else place.spec
+        if flight is not None and self._stored is not None and not place.needs_worker:
+            if self._error is not None or self._probe is not None:
+                self.raise_failure()
+            # The slot is the memory that they were transferred to.
+            arrival = transfers.back(flight.array, spec, flight._end or flight.end, is_prefetch=is_prefetch)
+            if arrival is not None:
+                place.ledger.add(place.numbers, 0, 0, 0, 0.0, 1)
+            return arrival
+        if is_prefetch and not transfers.has_room(spec.nbytes):
             return None
-        data, end = self._bytes_on_host() if self._is_on_host else (as_bytes(self._loaded()), None)
-        return self._transfers.back(data, spec, end, is_prefetch=is_prefetch)
+        # The bytes that were transferred may lie in host memory, or soon will, so that nobody need read them.
+        is_on_host = self._error is None and (self._stored is None or not place.is_costly)
+        data, end = self._bytes_on_host() if is_on_host else (as_bytes(self._loaded()), None)
+        return transfers.back(data, spec, end, is_prefetch=is_prefetch)
 
     def _loaded(self) -> Array:
         self.raise_failure()
@@ -222,7 +249,7 @@ class StreamContent(Content):
         flight = self._flight
         place = self.place
         if self._stored is None and flight is not None:
-            if isinstance(place, TransferPlace) and place.loses_on_host:
+            if isinstance(place, HostPlace) and place.loses_on_host:
                 return as_bytes(place.as_stored(flight.wait())), None
             return flight.array, flight.end
         self.raise_failure()

@@ -16,21 +16,33 @@ class Transfer:
         array: its host memory.
         held: keeps its device memory: the source, or the tensor that is copied into.
         stream: the compute stream that the device memory is used in.
-        record: returns the present point of the stream that copies.
+        side: the copies of its direction.
         lease: of the device memory, in the budget where it is counted; None if it is not.
+        launch: puts it into the copy stream.
     """
 
     __slots__ = ("__weakref__", "_end", "_lease", "_record", "array", "held", "stream")
 
     def __init__(
-        self, array: Array, held: Any, stream: Stream, record: Callable[[], Event], lease: Lease | None
+        self,
+        array: Array,
+        held: Any,
+        stream: Stream,
+        side: "SideStream",
+        lease: Lease | None,
+        launch: Callable[[], object],
     ) -> None:
         self.array = array
         self.held: Any = held
         self.stream = stream
-        self._record = record
+        self._record = side.record
         self._end: Event | None = None
         self._lease = lease
+        side.transfers.append(self)  # first: an interrupt must not free memory that a device reads or writes
+        try:
+            launch()
+        finally:
+            self._end = self._record()
 
     @property
     def end(self) -> Event:
@@ -38,19 +50,6 @@ class Transfer:
         if self._end is None:
             self._end = self._record()
         return self._end
-
-    def start(self, launch: Callable[[], object], under_way: "deque[Transfer]") -> None:
-        """Launch it, and hold its memory meanwhile: an interrupt must not free memory that a device reads or writes.
-
-        Args:
-            launch: puts it into the copy stream.
-            under_way: holds it until its end.
-        """
-        under_way.append(self)
-        try:
-            launch()
-        finally:
-            self._end = self._record()
 
     @property
     def is_counted(self) -> bool:
@@ -83,31 +82,23 @@ class SideStream:
         is_out: whether they go to the host, so that their device memory is not needed afterwards.
     """
 
-    __slots__ = ("_is_out", "record", "stream", "transfers")
+    __slots__ = ("is_out", "record", "stream", "transfers")
 
     def __init__(self, stream: Stream, record: Callable[[], Event], *, is_out: bool) -> None:
         self.stream = stream
         self.record = record
-        self._is_out = is_out
+        self.is_out = is_out
         self.transfers: deque[Transfer] = deque()
-
-    def forget_ended(self) -> None:
-        """Forget the copies that have ended."""
-        # Each has been started: its end is there, and asked for without a frame.
-        while self.transfers and (self.transfers[0]._end or self.transfers[0].end).query():
-            transfer = self.transfers.popleft()
-            if self._is_out:
-                transfer.drop()
 
     def release_all(self) -> None:
         """Drop the sources of all copies to the host, for whose end compute waits."""
-        for transfer in list(self.transfers) if self._is_out else ():
+        for transfer in list(self.transfers) if self.is_out else ():
             transfer.release()
 
     def release_oldest(self) -> None:
         """Let compute wait for the oldest copy to the host that holds its source."""
         oldest = (
-            next((transfer for transfer in self.transfers if transfer.held is not None), None) if self._is_out else None
+            next((transfer for transfer in self.transfers if transfer.held is not None), None) if self.is_out else None
         )
         if oldest is not None:
             oldest.release()

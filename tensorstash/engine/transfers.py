@@ -94,11 +94,14 @@ class Transfers:
             if array is None:
                 return None
             side = self._side_streams.get((spec.device, "out")) or self._side_stream(spec.device, "out")
-            lease = self._room_for(spec.nbytes)
+            budget = self.out_budget
+            lease = budget.try_acquire(min(spec.nbytes, budget.limit)) if budget.limit else None
+            if lease is None and budget.limit:
+                lease = self._room_for(spec.nbytes)
             streams.use_in(held, compute)
             side.stream.wait_event(streams.recorded(compute))
-            transfer = Transfer(array, held, compute, side.record, lease)
-            transfer.start(partial(streams.copy_out, source, array, side.stream), side.transfers)
+            launch = partial(streams.copy_out, source, array, side.stream)
+            transfer = Transfer(array, held, compute, side, lease, launch)
             self.sent[spec.device] += spec.nbytes
         if lease is None:
             transfer.release()
@@ -113,21 +116,31 @@ class Transfers:
             after: the end of the copy that these bytes came by, unless it is known to have ended.
             is_prefetch: whether nobody has asked for the tensor yet.
         """
-        streams = self._streams
-        lease = self.near(spec.nbytes) if is_prefetch else None
-        if is_prefetch and lease is None:
-            return None
+        streams, lease = self._streams, None
+        if is_prefetch:
+            lease = self.near(spec.nbytes)
+            if lease is None:
+                return None
         compute = self.compute(spec.device)
         with self._lock:
             side = self._side_streams.get((spec.device, "back")) or self._side_stream(spec.device, "back")
             self._forget_ended()
-            target = self._allocated(spec, is_prefetch=is_prefetch)
+            try:
+                target = streams.empty(spec)
+            except Exception as error:
+                is_full = is_out_of_memory(error)
+                self._was_full |= is_full
+                if is_prefetch or not is_full:
+                    raise
+                target = None
+            if target is None:  # the device is full: once sources have gone
+                for other in self._side_streams.values():
+                    other.finish()
+                target = streams.empty(spec)
             side.stream.wait_event(streams.recorded(compute))
             if after is not None:
                 side.stream.wait_event(after)
-            transfer = Transfer(data, target, compute, side.record, lease)
-            transfer.start(partial(streams.copy_in, data, target, side.stream), side.transfers)
-        return transfer
+            return Transfer(data, target, compute, side, lease, partial(streams.copy_in, data, target, side.stream))
 
     def leave(self, payload: int, arrival: Transfer | None) -> None:
         """Note that nobody asks for a payload any more; takes no lock and never blocks, safe in a finalizer.
@@ -161,7 +174,10 @@ class Transfers:
         A tensor that is larger than all of it may be there alone.
         """
         budget = self.back_budget
-        return budget.try_acquire(min(nbytes, budget.limit)) if budget.limit and not self._was_full else None
+        most = min(nbytes, budget.limit)
+        if not budget.limit or self._was_full or (not budget.gone and budget.taken + most > budget.limit):
+            return None
+        return budget.try_acquire(most)
 
     def has_room(self, nbytes: int) -> bool:
         """Whether that many bytes could be brought back before they are asked for."""
@@ -183,7 +199,7 @@ class Transfers:
         if target is None or transfer.stream != self.compute(device):
             transfer.release()
             return None
-        transfer.stream.wait_event(transfer.end)
+        transfer.stream.wait_event(transfer._end or transfer.end)
         return target
 
     def lent(self, tensor: Any, device: str) -> None:
@@ -197,13 +213,10 @@ class Transfers:
         self._streams.use_in(tensor, self.compute(device))
         return tensor
 
-    def follow(self, stream: Stream, tensor: Any, device: str) -> Stream:
-        """Let later work of compute begin after that of ``stream``, which made a tensor; return compute's stream."""
-        compute: Stream = self.compute(device)
-        if compute != stream:
-            compute.wait_event(self._streams.recorded(stream))
-            self._streams.use_in(tensor, compute)
-        return compute
+    def follow(self, stream: Stream, compute: Stream, tensor: Any) -> None:
+        """Let later work of ``compute`` begin after that of ``stream``, which made a tensor."""
+        compute.wait_event(self._streams.recorded(stream))
+        self._streams.use_in(tensor, compute)
 
     def end_step(self) -> None:
         """Give up host memory that the last steps have not needed, and read ahead again on a device that was full."""
@@ -224,30 +237,19 @@ class Transfers:
         with self._lock:
             self._forget_ended()
 
-    def _allocated(self, spec: TensorSpec, *, is_prefetch: bool) -> Any:
-        """Return device memory for a copy back; on a full device, for one that is asked for, once sources have gone."""
-        try:
-            return self._streams.empty(spec)
-        except Exception as error:
-            is_full = is_out_of_memory(error)
-            self._was_full |= is_full
-            if is_prefetch or not is_full:
-                raise
-        for side in self._side_streams.values():
-            side.finish()
-        return self._streams.empty(spec)
-
     def _forget_ended(self) -> None:
         """Drop the memory of copies that have ended, under the lock."""
         for side in self._side_streams.values():
-            if side.transfers:
-                side.forget_ended()
+            transfers = side.transfers
+            # Each has been started: its end is there, and asked for without a frame.
+            while transfers and (transfers[0]._end or transfers[0].end).query():
+                transfer = transfers.popleft()
+                if side.is_out:
+                    transfer.drop()
 
-    def _room_for(self, nbytes: int) -> Lease | None:
-        """Count bytes of a source, which goes alone if it is larger than the budget; return None if there is none."""
+    def _room_for(self, nbytes: int) -> Lease:
+        """Count bytes of a source, which goes alone if it is larger than the budget; others go until there is room."""
         budget = self.out_budget
-        if not budget.limit:
-            return None
         while (lease := budget.try_acquire(min(nbytes, budget.limit))) is None:
             for other in self._side_streams.values():
                 other.release_oldest()

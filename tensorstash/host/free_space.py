@@ -16,10 +16,11 @@ class FreeSpace:
     (40, 70)
     """
 
-    __slots__ = ("_by_size", "_end_of", "_start_of", "free_bytes")
+    __slots__ = ("_end_of", "_start_of", "by_size", "free_bytes")
 
     def __init__(self, size: int = 0) -> None:
-        self._by_size: list[tuple[int, int]] = []
+        self.by_size: list[tuple[int, int]] = []
+        """Size and offset of each, in this order."""
         self._end_of: dict[int, int] = {}
         self._start_of: dict[int, int] = {}
         self.free_bytes = 0
@@ -28,43 +29,37 @@ class FreeSpace:
 
     def take(self, size: int) -> int | None:
         """Return the offset of ``size`` bytes that are free no longer, or None if no extent is that large."""
-        index = bisect_left(self._by_size, (size, 0))
-        if index == len(self._by_size):
+        index = bisect_left(self.by_size, (size, 0))
+        if index == len(self.by_size):
             return None
-        found, start = self._by_size[index]
-        self._remove(start, start + found)
-        if found > size:
-            self._add(start + size, start + found)
+        found, start = self.by_size.pop(index)
+        end = self._end_of.pop(start)
+        if found == size:
+            del self._start_of[end]
+        else:
+            insort(self.by_size, (found - size, start + size))
+            self._end_of[start + size], self._start_of[end] = end, start + size
+        self.free_bytes -= size
         return start
 
     @property
     def largest(self) -> int:
         """Size of the largest free extent; 0 if nothing is free."""
-        return self._by_size[-1][0] if self._by_size else 0
+        return self.by_size[-1][0] if self.by_size else 0
 
     def give(self, start: int, size: int) -> None:
         """Make ``size`` bytes at ``start`` free; they must not be free already."""
         end = start + size
-        if (before := self._start_of.get(start)) is not None:
-            self._remove(before, start)
+        self.free_bytes += size
+        if (before := self._start_of.pop(start, None)) is not None:
+            del self.by_size[bisect_left(self.by_size, (start - before, before))]
             start = before
-        if (after := self._end_of.get(end)) is not None:
-            self._remove(end, after)
+        if (after := self._end_of.pop(end, None)) is not None:
+            del self.by_size[bisect_left(self.by_size, (after - end, end))]
             end = after
-        self._add(start, end)
+        insort(self.by_size, (end - start, start))
+        self._end_of[start], self._start_of[end] = end, start
 
     def free_before(self, end: int) -> int:
         """Return the number of free bytes that end exactly at ``end``."""
         return end - self._start_of.get(end, end)
-
-    def _add(self, start: int, end: int) -> None:
-        insort(self._by_size, (end - start, start))
-        self._end_of[start] = end
-        self._start_of[end] = start
-        self.free_bytes += end - start
-
-    def _remove(self, start: int, end: int) -> None:
-        del self._by_size[bisect_left(self._by_size, (end - start, start))]
-        del self._end_of[start]
-        del self._start_of[end]
-        self.free_bytes -= end - start

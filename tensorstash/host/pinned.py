@@ -122,7 +122,8 @@ class PinnedMemory:
             if self._returned:
                 self._settle()
             for chunk in self._chunks:
-                if (start := chunk.space.take(size)) is not None:
+                free = chunk.space.by_size
+                if free and free[-1][0] >= size and (start := chunk.space.take(size)) is not None:
                     break
             else:
                 chunk_or_none = self._new_chunk(size)

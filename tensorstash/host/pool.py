@@ -151,7 +151,10 @@ class PagePool:
             # Not tried and released by hand: an interrupt may come between.
             with self._lock:
                 self._settle()
-                self._trim(min(self._limit, self._worth, self._most_together - self._used))
+                most_bytes = min(self._limit, self._worth, self._most_together - self._used)
+                if self.idle_bytes > most_bytes:
+                    self._trim(most_bytes)
+                self._is_counted = True
 
     def _settle(self) -> None:
         """Begin: take back what has been returned, and count anew if who was here before did not come to its end."""

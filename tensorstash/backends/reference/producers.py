@@ -92,7 +92,7 @@ class Producers:
             return "made outside of the graph"
         if made.offset or made.dtype is not tensor.dtype or made.storage.nbytes != made.nbytes:
             return "part of a larger memory"
-        search = _Search(self, ops, depth)
+        search = _Search(self._rules, ops, depth, self)
         try:
             return search.recipe(search.output(node, is_root=True))
         except NoRecipe as reason:
@@ -147,15 +147,10 @@ class Producers:
 class _Search(Search):
     """Follows the graph back from one tensor; notes are handles by node."""
 
-    __slots__ = ("_is_ours", "_noted")
-
-    def __init__(self, producers: Producers, ops: frozenset[str] | None, depth: int) -> None:
-        super().__init__(producers._rules, ops, depth)
-        self._noted = producers._noted
-        self._is_ours = producers._is_ours
+    __slots__ = ()
 
     def output(self, node: Any, *, is_root: bool = False) -> tuple[Any, int]:
-        noted = None if is_root else self._noted.get(node)
+        noted = None if is_root else self._producers._noted.get(node)
         handle = None if noted is None else noted()
         if handle is not None:
             return self.input(handle), 0
@@ -170,7 +165,7 @@ class _Search(Search):
     def _operand(self, node: OpNode, place: int) -> tuple[Any, int]:
         saved = node.saved(place)
         if isinstance(saved, SavedTensor):
-            if not self._is_ours(saved.packed):
+            if not self._producers._is_ours(saved.packed):
                 raise NoRecipe("an operand that was saved under the hooks of others")
             return self.input(saved.packed), 0
         if saved is not None:

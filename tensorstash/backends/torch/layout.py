@@ -125,7 +125,9 @@ def rebuilt(data: Array, spec: TensorSpec) -> Tensor:
             target[...] = data.reshape(order.shape)
         # NumPy lays it out, too, which takes a third of the time that PyTorch needs.
         array: Array = np.ndarray(spec.shape, dtype, memory, 0, _steps(spec.strides, spec.itemsize))
-        return _finished(torch.from_numpy(array), spec)
+        tensor = torch.from_numpy(array)
+        is_plain = tensor.dtype is _TORCH_TYPES[spec.dtype] and not spec.conj and not spec.neg
+        return tensor if is_plain else _finished(tensor, spec)
 
 
 def placed(data: Array, spec: TensorSpec, memory: Array, start: int) -> Tensor:
@@ -187,8 +189,11 @@ def restored(dense: Tensor, spec: TensorSpec, *, adopt: bool) -> Tensor:
         spec: the layout.
         adopt: whether the memory of ``dense`` may be used where it fits.
     """
+    if torch.is_grad_enabled():
+        with Unrecorded():
+            return restored(dense, spec, adopt=adopt)
     order = spec.order
-    with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
+    with DisableTorchFunction(), _DisableTorchDispatch():
         run = dense.reshape(-1).view(torch.uint8)
         if adopt and order.is_dense and run.data_ptr() % ALIGNMENT == spec.alignment:
             return _laid_out(run, spec)
@@ -220,7 +225,8 @@ def _filled(run: Tensor, elements: Tensor, spec: TensorSpec) -> Tensor:
 
 def _laid_out(memory: Tensor, spec: TensorSpec) -> Tensor:
     memory = memory.view(_TORCH_TYPES[spec.dtype])
-    return _finished(memory.as_strided(spec.shape, spec.strides, memory.storage_offset()), spec)
+    tensor = memory.as_strided(spec.shape, spec.strides, memory.storage_offset())
+    return _finished(tensor, spec) if spec.conj or spec.neg else tensor.detach()
 
 
 def _finished(tensor: Tensor, spec: TensorSpec) -> Tensor:

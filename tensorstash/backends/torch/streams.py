@@ -143,7 +143,7 @@ class DeviceStreams:
         return known
 
     def current_stream(self, device: str, /) -> torch.Stream | None:
-        accelerator, place = self._of(device)
+        accelerator, place = self._known.get(device) or self._of(device)
         if isinstance(accelerator, str):
             return None
         if accelerator.is_capturing():
@@ -179,10 +179,17 @@ class DeviceStreams:
             return raw.view(getattr(torch, spec.dtype)).view(spec.shape)
 
     def copy_out(self, source: Tensor, target: Array, stream: torch.Stream, /) -> None:
-        self._copy(source, target, stream, is_out=True)
+        with DisableTorchFunction(), _DisableTorchDispatch():  # nothing here requires a gradient
+            there = source.detach().reshape(-1).view(torch.uint8)
+            with stream:
+                torch.from_numpy(target).copy_(there, non_blocking=True)
 
     def copy_in(self, source: Array, target: Tensor, stream: torch.Stream, /) -> None:
-        self._copy(target, source, stream, is_out=False)
+        with DisableTorchFunction(), _DisableTorchDispatch():
+            # PyTorch warns of arrays that it could write to.
+            here = torch.from_numpy(source if source.flags.writeable else adopted(source))
+            with stream:
+                target.reshape(-1).view(torch.uint8).copy_(here, non_blocking=True)
 
     def use_in(self, tensor: Tensor, stream: torch.Stream, /) -> None:
         """Tell the allocator of a stream that uses the memory; nothing happens for the stream that it belongs to."""
@@ -196,15 +203,6 @@ class DeviceStreams:
         accelerator = self._found
         assert not isinstance(accelerator, str), accelerator
         return accelerator.locked_pages(nbytes)
-
-    def _copy(self, tensor: Tensor, array: Array, stream: torch.Stream, *, is_out: bool) -> None:
-        with DisableTorchFunction(), _DisableTorchDispatch():  # nothing here requires a gradient
-            there = tensor.detach().reshape(-1).view(torch.uint8)
-            # PyTorch warns of arrays that it could write to.
-            here = torch.from_numpy(array if array.flags.writeable else adopted(array))
-            source, target = (there, here) if is_out else (here, there)
-            with stream:
-                target.copy_(source, non_blocking=True)
 
 
 def free_bytes(device: str) -> int:

@@ -45,12 +45,13 @@ class Producers:
         rules: besides those that are built in.
     """
 
-    __slots__ = ("_comparisons", "_is_ours", "_key", "_rules")
+    __slots__ = ("_comparisons", "_rules", "is_ours", "key")
 
     def __init__(self, is_ours: Callable[[object], bool], rules: Sequence[Rule]) -> None:
-        self._is_ours = is_ours
+        self.is_ours = is_ours
         self._rules = {**built_in(), **{rule.node: rule for rule in rules}}
-        self._key = object()
+        self.key = object()
+        """Of the notes that count."""
         self._comparisons = Comparisons()
 
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
@@ -58,7 +59,7 @@ class Producers:
         node: Any = tensor.grad_fn
         if node is None:
             return
-        noted, key = ref(handle), self._key
+        noted, key = ref(handle), self.key
         node.metadata[key, tensor.output_nr] = noted, None, True
         base = tensor._base
         made: Any = None if base is None else base.grad_fn
@@ -72,7 +73,7 @@ class Producers:
         base = tensor._base
         made = tensor if base is None else base
         node: Any = made.grad_fn
-        note: Note | None = None if node is None else node.metadata.get((self._key, made.output_nr))
+        note: Note | None = None if node is None else node.metadata.get((self.key, made.output_nr))
         # Of another dtype or with a lazy flag it is no layout of the remade tensor.
         return note[0]() if note is not None and _is_plain_view(tensor, spec, base) else None
 
@@ -82,7 +83,7 @@ class Producers:
         return "" if CAN_TELL else hides
 
     def forget(self) -> None:
-        self._key = object()
+        self.key = object()
 
     def recipe(self, tensor: Tensor, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
         base = tensor._base
@@ -90,7 +91,7 @@ class Producers:
         node = made.grad_fn
         if node is None or not CAN_TELL:
             return _NO_PRODUCER if node is None else "this version of PyTorch hides the saved tensors of nodes"
-        search = Search(self._key, self._is_ours, self._rules, ops, depth)
+        search = Search(self._rules, ops, depth, self)
         try:
             if not _is_whole(tensor, spec, base):
                 raise NoRecipe("part of a larger memory")
@@ -262,12 +263,16 @@ def _fills(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, nbyt
 
 def _is_whole(tensor: Tensor, spec: TensorSpec, base: Tensor | None) -> bool:
     """Whether a tensor, or the base of a view, is all of its memory, and the tensor is read as it lies there."""
-    if not _is_plain_view(tensor, spec, base):
-        return False
     nbytes = tensor.untyped_storage().nbytes()
     if base is None:
-        return not spec.offset and _fills(spec.shape, spec.strides, spec.itemsize, nbytes)
-    return not base.storage_offset() and _fills(base.shape, base.stride(), base.itemsize, nbytes)
+        return (
+            not spec.conj
+            and not spec.neg
+            and not spec.offset
+            and _fills(spec.shape, spec.strides, spec.itemsize, nbytes)
+        )
+    is_plain = _is_plain_view(tensor, spec, base) and not base.storage_offset()
+    return is_plain and _fills(base.shape, base.stride(), base.itemsize, nbytes)
 
 
 def _is_plain_view(tensor: Tensor, spec: TensorSpec, base: Tensor | None) -> bool:

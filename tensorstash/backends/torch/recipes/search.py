@@ -8,7 +8,6 @@ Attributes of nodes that are no part of PyTorch's documented interface are read 
 in :mod:`tensorstash.backends.torch.readers`. Where a node has not the one that is wanted, there is no recipe.
 """
 
-from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import ref
 
@@ -40,29 +39,9 @@ A bare tuple, since every saved tensor costs one of these."""
 
 
 class Search(AnySearch):
-    """Follows the graph back from one tensor.
+    """Follows the graph back from one tensor."""
 
-    Args:
-        key: of the notes that count.
-        is_ours: whether an object is a handle that a recipe may have for an input.
-        rules: by the name of the node.
-        ops: names of the rules that may be used; None for all.
-        depth: most operations one after the other.
-    """
-
-    __slots__ = ("_is_ours", "_key")
-
-    def __init__(
-        self,
-        key: object,
-        is_ours: Callable[[object], bool],
-        rules: Mapping[str, Rule],
-        ops: frozenset[str] | None,
-        depth: int,
-    ) -> None:
-        super().__init__(rules, ops, depth)
-        self._key = key
-        self._is_ours = is_ours
+    __slots__ = ()
 
     def output(self, node: Any, number: int, *, is_root: bool = False) -> tuple[Any, int]:
         """Return how an output of a node is made, and in how many operations.
@@ -73,7 +52,7 @@ class Search(AnySearch):
         if not is_root:
             if node is None:
                 raise NoRecipe("an operand that the graph does not know")
-            note: Note | None = node.metadata.get((self._key, number))
+            note: Note | None = node.metadata.get((self._producers.key, number))
             if note is not None and note[2]:
                 handle = note[0]()
                 if handle is not None:
@@ -108,7 +87,7 @@ class Search(AnySearch):
                 value = kept.item()
                 return Number(repr(value), value), 0
             if kept is not None:
-                if not self._is_ours(kept):
+                if not self._producers.is_ours(kept):
                     raise NoRecipe("an operand that was saved under the hooks of others")
                 self.inputs.append(kept)  # as :meth:`input` does, without its frame
                 found = len(self.inputs) - 1
