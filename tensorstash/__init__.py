@@ -7,7 +7,6 @@ Chain(steps=(Cast(dtype='bfloat16'), Compress(level=1, min_ratio=1.25)))
 
 from tensorstash.api import Stash, Wrapped, stash, unwrap, wrap, wrapped
 from tensorstash.config import (
-    format,  # noqa: A004  (only inside of this namespace)
     from_dict,
     load,
     parse,
@@ -71,7 +70,6 @@ __all__ = [
     "Wrapped",
     "allocator",
     "estimate",
-    "format",
     "from_dict",
     "load",
     "load_settings",

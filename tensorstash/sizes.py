@@ -4,25 +4,9 @@ import re
 
 from tensorstash.errors import ConfigError, say
 
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "k": 2**10,
-    "m": 2**20,
-    "g": 2**30,
-    "t": 2**40,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
-_WRITTEN = {unit: _UNITS[unit.lower()] for unit in ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "kB", "B")}
-"""Units as people write them; of equally short texts, the first."""
-
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 _PLAUSIBLE = 4096
 """Bytes below which a budget without a unit is taken for a slip: less than one page of memory."""
 
@@ -65,19 +49,6 @@ def parse_budget(size: int | str, *, path: str) -> int:
         meant = f"write '{nbytes}GiB', or '{nbytes}B'"
         say(f"{path}: {size} without a unit is {nbytes} bytes, less than a page of memory; {meant}")
     return nbytes
-
-
-def exact_bytes(nbytes: int) -> str:
-    """Return the shortest text that :func:`parse_bytes` makes the same number of.
-
-    >>> exact_bytes(2 * 2**30), exact_bytes(6 * 10**9), exact_bytes(2049), exact_bytes(0)
-    ('2GiB', '6GB', '2049B', '0')
-    """
-    if not nbytes:
-        return "0"
-    texts = (f"{nbytes // size}{unit}" for unit, size in _WRITTEN.items() if not nbytes % size)
-    # Very large numbers lose digits on their way through a text with a unit.
-    return min((text for text in texts if parse_bytes(text, path=text) == nbytes), key=len, default=str(nbytes))
 
 
 def format_bytes(nbytes: int) -> str:

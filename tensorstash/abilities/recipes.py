@@ -41,6 +41,8 @@ class Recipe(NamedTuple):
 class Producers(Protocol[T]):
     """The producers of saved tensors, and recipes to make them again. Thread-safe; keeps nothing of a graph alive.
 
+    A backend derives from it, and has what it leaves out as it is here.
+
     A recipe neither records gradients nor follows autocast, and leaves alone whatever is the user's; but for
     settings on which the bits depend, which are those of the recipe meanwhile.
     """
@@ -48,6 +50,7 @@ class Producers(Protocol[T]):
     @property
     def lacks(self) -> str:
         """The reason why nothing can be made again with the installed versions, and the cure; empty if tensors can."""
+        return ""
 
     def note(self, tensor: T, spec: TensorSpec, handle: Any, /) -> None:
         """Remember, as long as both live, that ``handle`` stands for a tensor of the graph.
@@ -95,6 +98,7 @@ class Producers(Protocol[T]):
             A recipe without inputs, which is to be given the handle of the smaller tensor; and that tensor, in fresh
             memory and part of no graph. None for all that is as narrow as can be.
         """
+        return None
 
     def whole(self, tensor: T, /) -> T:
         """Return the tensor itself, or the one that it is a view of, to look at it and drop it."""
@@ -117,6 +121,7 @@ class Producers(Protocol[T]):
         An operation outside of such a module may save the module's result. Its backward comes before that of the
         module, and so before the parameters are gathered again: then nothing can be made of them.
         """
+        return True
 
     def are_equal(self, one: T, other: T, /) -> bool:
         """Whether two tensors of one layout are equal to the bit. May wait for a device."""
@@ -133,6 +138,8 @@ class Producers(Protocol[T]):
     def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
         """Raise the error of ``refuse`` if two digests differ: now, or where that would wait for a device, when the
         running backward ends, out of the call that has started it."""
+        if one != other:
+            raise refuse()
 
     def copied(self, tensor: T, most_bytes: int, /) -> T | None:
         """Return a plain tensor of at most so many bytes in fresh memory, part of no graph; None for all others."""

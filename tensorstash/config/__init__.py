@@ -21,13 +21,12 @@ from typing import Any, BinaryIO
 
 from tensorstash.config.reading import read_as, read_policy
 from tensorstash.config.settings import read_table
-from tensorstash.config.text import written
-from tensorstash.config.writing import to_dict, to_written, walk
+from tensorstash.config.writing import to_dict, walk
 from tensorstash.errors import ConfigError, MissingDependencyError
 from tensorstash.policies import Policy
 from tensorstash.policies.plan import HookPolicy
 
-__all__ = ["format", "from_dict", "load", "parse", "policy_argument", "to_dict", "walk"]
+__all__ = ["from_dict", "load", "parse", "policy_argument", "to_dict", "walk"]
 
 
 def from_dict(data: Mapping[str, object]) -> HookPolicy:
@@ -64,21 +63,6 @@ def parse(text: str) -> HookPolicy:
     if not isinstance(text, str):
         raise ConfigError(f"policy: got {text!r}, expected text such as 'quantize:bits=4 | compress'")
     return read_policy(text, "policy")
-
-
-def format(policy: HookPolicy) -> str:  # noqa: A001  (the inverse of parse, and named as its counterpart)
-    """Return one line of text that :func:`parse` makes the same policy of.
-
-    Args:
-        policy: made of registered components.
-
-    Raises:
-        ConfigError: it has no one-line form, such as a route, or a component of it is not registered.
-
-    >>> format(parse("quantize:bits=4 | disk_spill:budget=2KiB"))
-    'quantize:bits=4,group_size=128,rounding=auto,seed=0 | disk_spill:budget=2KiB'
-    """
-    return written(to_written(policy), "policy")
 
 
 def load(source: str | os.PathLike[str] | BinaryIO) -> HookPolicy:

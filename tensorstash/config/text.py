@@ -12,9 +12,6 @@ mark itself is doubled. Spaces around each part do not count. A value gets its m
 ``4`` is a number for ``bits`` and a text for ``directory``. Lists have no one-line form.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from tensorstash.errors import ConfigError
 
 BARE = "(bare)"
@@ -39,34 +36,6 @@ def split_steps(line: str, path: str) -> list[dict[str, str]]:
     texts = _split(line, "|", path)
     paths = [f"{path}.steps[{place}]" for place in range(len(texts))] if len(texts) > 1 else [path]
     return [_step(text, where) for text, where in zip(texts, paths, strict=True)]
-
-
-def written(table: Mapping[str, Any], path: str) -> str:
-    """Return the line that describes the plain form of a policy.
-
-    Raises:
-        ConfigError: it has no one-line form.
-
-    >>> written({"name": "chain", "steps": [{"name": "cast"}, {"name": "disk_spill", "directory": "/a,b"}]}, "policy")
-    "cast | disk_spill:directory='/a,b'"
-    """
-    if table["name"] == "chain" and table["steps"]:
-        return " | ".join(written(step, f"{path}.steps[{place}]") for place, step in enumerate(table["steps"]))
-    for name, field in (("encode", "codec"), ("store_in", "store")):
-        if table["name"] == name:  # which the reader puts around a codec and a store
-            return written(table[field], f"{path}.{field}")
-    options = [f"{key}={_value(value, f'{path}.{key}')}" for key, value in table.items() if key != "name"]
-    return f"{table['name']}:{','.join(options)}" if options else str(table["name"])
-
-
-def _value(value: object, path: str) -> str:
-    if isinstance(value, Mapping | list):
-        raise ConfigError(f"{path}: got {value!r}, which has no one-line form; use to_dict, or a TOML file")
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = str(value)
-    is_plain = text and text == text.strip() and not set(text) & set(",|'\"")
-    return text if is_plain else "'" + text.replace("'", "''") + "'"
 
 
 def _step(text: str, path: str) -> dict[str, str]:

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from tensorstash.errors import ConfigError
 from tensorstash.policies import Policy
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Codec, Selector, StoreConfig
 from tensorstash.registry import lookup
-from tensorstash.sizes import exact_bytes
 
 GROUPS: dict[Any, tuple[str, ...]] = {
     Policy: ("policies", "codecs", "stores"),
@@ -34,23 +33,9 @@ def to_dict(policy: HookPolicy) -> dict[str, Any]:
     >>> to_dict(Quantize(4))
     {'name': 'quantize', 'bits': 4, 'group_size': 128, 'rounding': 'auto', 'seed': 0}
     """
-    return _whole(policy, as_written=False)
-
-
-def to_written(policy: HookPolicy) -> dict[str, Any]:
-    """Return :func:`to_dict` with sizes as people write them.
-
-    >>> from tensorstash.policies import DiskSpill
-    >>> to_written(DiskSpill(budget=2 * 2**30))
-    {'name': 'disk_spill', 'budget': '2GiB'}
-    """
-    return _whole(policy, as_written=True)
-
-
-def _whole(given: object, *, as_written: bool) -> dict[str, Any]:
-    if isinstance(given, type) or not (isinstance(given, HookPolicy) and hasattr(given, "__dataclass_fields__")):
-        raise ConfigError(f"policy: got {given!r}, expected a policy that is a dataclass")
-    return _table(given, "policy", as_written)
+    if isinstance(policy, type) or not (isinstance(policy, HookPolicy) and hasattr(policy, "__dataclass_fields__")):
+        raise ConfigError(f"policy: got {policy!r}, expected a policy that is a dataclass")
+    return _table(policy, "policy")
 
 
 def walk(policy: object) -> Iterator[object]:
@@ -69,9 +54,8 @@ def walk(policy: object) -> Iterator[object]:
             yield from walk(getattr(policy, field.name))
 
 
-def _table(component: Any, path: str, as_written: bool) -> dict[str, Any]:
+def _table(component: Any, path: str) -> dict[str, Any]:
     table: dict[str, Any] = {}
-    hints = get_type_hints(type(component)) if as_written else {}
     group = next((groups[0] for protocol, groups in GROUPS.items() if isinstance(component, protocol)), None)
     if group is not None:
         table["name"] = _registered_name(group, component, path)
@@ -80,8 +64,7 @@ def _table(component: Any, path: str, as_written: bool) -> dict[str, Any]:
         if value is None and field.default is not None:
             raise ConfigError(f"{path}.{field.name}: None has no plain form, and leaving it out means another value")
         if value is not None and field.init:
-            is_size = type(value) is int and {int, str} <= {*get_args(hints.get(field.name))}
-            table[field.name] = exact_bytes(value) if is_size else _plain(value, f"{path}.{field.name}", as_written)
+            table[field.name] = _plain(value, f"{path}.{field.name}")
     return table
 
 
@@ -96,11 +79,11 @@ def _registered_name(group: str, component: Any, path: str) -> str:
     return name
 
 
-def _plain(value: object, path: str, as_written: bool) -> object:
+def _plain(value: object, path: str) -> object:
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):
-        return [_plain(item, f"{path}[{place}]", as_written) for place, item in enumerate(value)]
+        return [_plain(item, f"{path}[{place}]") for place, item in enumerate(value)]
     if is_dataclass(value) and not isinstance(value, type):
-        return _table(value, path, as_written)
+        return _table(value, path)
     raise ConfigError(f"{path}: got {value!r}, which has no plain form")

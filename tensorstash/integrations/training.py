@@ -1,7 +1,7 @@
 """The base of all callbacks: the policy that a model trains under, and the numbers that its trainer logs."""
 
-from contextlib import AbstractContextManager
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tensorstash.api import DEFAULT_LIMITS, Wrapped, wrap
 from tensorstash.config.reading import policy_of
@@ -95,8 +95,9 @@ class StashesTraining:
         return {**vars(self), "_handle": None, "_logged": Stats()}
 
 
-class needs(AbstractContextManager[None]):  # noqa: N801  (reads as a statement)
-    """A block that imports a library; where it is missing, the error names the command that installs it.
+@contextmanager
+def needs(command: str) -> Iterator[None]:
+    """Run a block that imports a library; where it is missing, the error names the command that installs it.
 
     Args:
         command: the arguments of ``pip install``.
@@ -106,13 +107,8 @@ class needs(AbstractContextManager[None]):  # noqa: N801  (reads as a statement)
     Traceback (most recent call last):
     tensorstash.errors.MissingDependencyError: no_such_library is not installed; run: pip install no-such-library
     """
-
-    def __init__(self, command: str) -> None:
-        self._command = command
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        if isinstance(error, ModuleNotFoundError):
-            missing = str(error.name).partition(".")[0]
-            raise MissingDependencyError(f"{missing} is not installed; run: pip install {self._command}") from error
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        raise MissingDependencyError(f"{missing} is not installed; run: pip install {command}") from error

@@ -11,7 +11,7 @@ from policy_strategies import policies
 
 import tensorstash.codecs
 from tensorstash.codecs.zstd import Zstd
-from tensorstash.config import format, from_dict, load, parse, to_dict  # noqa: A004  (only in this module)
+from tensorstash.config import from_dict, load, parse, to_dict
 from tensorstash.errors import ConfigError
 from tensorstash.policies import (
     Cast,
@@ -40,25 +40,26 @@ EVERYTHING = Route(
 )
 
 
+def line(table):
+    """Return the line of text that a plain table stands for, as a person would write it; None where there is none."""
+    if table["name"] == "chain" and table["steps"]:
+        steps = [line(step) for step in table["steps"]]
+        return None if None in steps else " | ".join(steps)
+    for name, field in (("encode", "codec"), ("store_in", "store")):
+        if table["name"] == name:  # which the reader puts around a codec and a store
+            return line(table[field])
+    options = {key: value for key, value in table.items() if key != "name"}
+    if any(isinstance(value, dict | list) for value in options.values()):
+        return None
+    quoted = (f"{key}='{str(value).replace(chr(39), 2 * chr(39))}'" for key, value in options.items())
+    return f"{table['name']}:{','.join(quoted)}".replace("'True'", "true").replace("'False'", "false").removesuffix(":")
+
+
 @given(policies)
-def test_parse_undoes_format_where_there_is_a_line(policy):
-    try:
-        line = format(policy)
-    except ConfigError:
-        return
-    again = parse(line)
-    assert again == policy or (isinstance(policy, Chain) and len(policy.steps) < 2)
-    assert format(again) == line
-
-
-@pytest.mark.parametrize(
-    ("size", "written"),
-    [(2 * 2**30, "2GiB"), (6 * 10**9, "6GB"), (4097, "4097B"), (0, "0"), (2**60 + 1, "1152921504606846977")],
-)
-def test_sizes_in_a_line_are_written_as_people_write_them(size, written):
-    line = format(DiskSpill(budget=size))
-    assert line == f"disk_spill:budget={written}"
-    assert parse(line) == DiskSpill(budget=size)
+def test_parse_reads_the_line_of_a_policy(policy):
+    text = line(to_dict(policy))
+    if text is not None:
+        assert parse(text) == policy or (isinstance(policy, Chain) and len(policy.steps) < 2)
 
 
 @given(policies)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from zlib import crc32
 
 import pytest
+from asynchronous import asynchronous
 from shuffled import Shuffled
 
 from tensorstash.reference import Tensor, streams
@@ -27,5 +28,5 @@ class TestReferenceBehindTheProgram(BackendSuite):
     @pytest.fixture(autouse=True)
     def _schedule(self, request: pytest.FixtureRequest) -> Iterator[None]:
         seed = crc32(request.node.name.encode())
-        with streams.asynchronous(Shuffled(seed, eagerness=(seed % 10) / 10)):
+        with asynchronous(Shuffled(seed, eagerness=(seed % 10) / 10)):
             yield

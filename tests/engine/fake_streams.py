@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from asynchronous import asynchronous
 from shuffled import Shuffled
 
 import tensorstash as ts
@@ -25,7 +26,7 @@ from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.futures import Future
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.reference import Tensor
-from tensorstash.reference.storage.streams import Stream, asynchronous, default_stream, use_stream
+from tensorstash.reference.storage.streams import Stream, default_stream, use_stream
 
 SHAPE = (4, 8)
 

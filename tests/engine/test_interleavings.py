@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asynchronous import asynchronous
 from fake_streams import SHAPE, Host, program, scheduled, session
 from gates import Gated
 from order_faults import (
@@ -287,7 +288,7 @@ def test_computation_goes_on_beside_copies_of_what_is_not_asked_for_any_more() -
             return (computing or streams)[0]
 
     is_over = False
-    with ref.streams.asynchronous(OnlyComputes(0)):
+    with asynchronous(OnlyComputes(0)):
         one = Session(ts.CpuOffload(), ReferenceBackend(), min_bytes=0, limits=ts.Limits(in_flight=10**6))
         with one.scope():
             handles = [one.pack(ref.full(SHAPE, value, device="sim:0") * 1.0) for value in range(4)]
@@ -311,7 +312,7 @@ def test_nothing_on_the_programs_thread_waits_for_the_device() -> None:
 
     is_over = False
     kept: list[Any] = []  # sessions wait for their copies when they go
-    with ref.streams.asynchronous(Never(0)):
+    with asynchronous(Never(0)):
         for limits in (ts.Limits(), ts.Limits(in_flight=300, ahead=300), ts.Limits(in_flight=0, ahead=0)):
             for policy in (ts.CpuOffload(), ts.Quantize(bits=8) | ts.CpuOffload(), ts.Quantize(bits=8)):
                 one = Session(policy, ReferenceBackend(), min_bytes=0, limits=limits)

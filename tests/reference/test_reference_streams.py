@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from asynchronous import asynchronous
 from shuffled import Shuffled
 
 import tensorstash.reference as ref
 from tensorstash.reference.storage import streams
-from tensorstash.reference.storage.streams import Stream, asynchronous, current_stream, use_stream
+from tensorstash.reference.storage.streams import Stream, current_stream, use_stream
 from tensorstash.testing.labs.reference import ReferenceLab
 from tensorstash.testing.programs import attention
 

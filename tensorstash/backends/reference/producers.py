@@ -4,11 +4,12 @@ import pickle
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
+from tensorstash.abilities import recipes
 from tensorstash.abilities.recipes import Leaf, Recipe
 from tensorstash.backends.reference.kernels import laid_out
 from tensorstash.backends.search import NoRecipe, Number, Search, run_again
@@ -52,7 +53,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
 """By the operation."""
 
 
-class Producers:
+class Producers(recipes.Producers[Tensor]):
     """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
 
     Args:
@@ -67,8 +68,6 @@ class Producers:
         self._rules = {**RULES, **{rule.node: Rule(rule.name) for rule in rules}}
         self._noted: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
         self._views: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
-
-    lacks: ClassVar[str] = ""
 
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
         if tensor.grad_fn is not None:
@@ -98,9 +97,6 @@ class Producers:
         except NoRecipe as reason:
             return str(reason)
 
-    def narrowed(self, tensor: Tensor, spec: TensorSpec, /) -> None:
-        return None
-
     def whole(self, tensor: Tensor, /) -> Tensor:
         return (tensor if tensor._base is None else tensor._base).detach()
 
@@ -119,9 +115,6 @@ class Producers:
     def are_equal(self, one: Tensor, other: Tensor, /) -> bool:
         return one.dtype is other.dtype and one.host_bits().tobytes() == other.host_bits().tobytes()
 
-    def are_there(self, tensors: Sequence[Tensor], /) -> bool:
-        return True
-
     def sample(self, tensor: Tensor, /) -> Hashable:
         if tensor.device != "cpu":
             return None
@@ -129,10 +122,6 @@ class Producers:
 
     def digest(self, whole: Tensor, /) -> int:
         return checksum(as_bytes(whole.host_bits()))
-
-    def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
-        if one != other:
-            raise refuse()
 
     def copied(self, tensor: Tensor, most_bytes: int, /) -> Tensor | None:
         return None if tensor.nbytes > most_bytes else tensor.detach().clone()

@@ -8,7 +8,7 @@ kernel is not. A storage gives its bytes back when its last reference goes.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from functools import partial
 from types import MappingProxyType
 
@@ -16,10 +16,9 @@ import numpy as np
 
 from tensorstash.reference.storage.dtypes import Array, DType
 from tensorstash.reference.storage.layout import Layout
-from tensorstash.reference.storage.streams import Event, Stream, at_end, current_stream, is_asynchronous, leave_behind
+from tensorstash.reference.storage.streams import Stream, current_stream, driver
 
 _ALIGNMENT_BYTES = 64
-_OVERWRITTEN = 0xCD
 
 
 class MemorySpace:
@@ -37,10 +36,6 @@ class MemorySpace:
         self._lock = threading.RLock()
         # Freed bytes that are not yet subtracted: finalizers, which run in the middle of anything, take no lock.
         self._freed: deque[int] = deque()
-        # Blocks that can be handed out again, by the stream they were allocated for, and those that came back since.
-        self._free: defaultdict[Stream, list[Array]] = defaultdict(list)
-        self._returned: deque[tuple[Stream, Array, list[Event]]] = deque()
-        at_end(self._forget_blocks)
 
     @property
     def allocated_bytes(self) -> int:
@@ -57,42 +52,6 @@ class MemorySpace:
     def release(self, nbytes: int) -> None:
         """Account for a freed allocation; safe in a finalizer."""
         self._freed.append(nbytes)
-
-    def take(self, nbytes: int, stream: Stream) -> Array:
-        """Return a block for work in ``stream``: the one freed last of those of that size, else a new one."""
-        with self._lock:
-            for _ in range(len(self._returned)):
-                owner, block, events = self._returned.popleft()
-                if all(event.query() for event in events):
-                    leave_behind(owner, partial(block.fill, _OVERWRITTEN))
-                    self._free[owner].append(block)
-                else:
-                    self._returned.append((owner, block, events))
-            blocks = self._free[stream]
-            for place in range(len(blocks) - 1, -1, -1):
-                if blocks[place].nbytes == nbytes:
-                    return blocks.pop(place)
-        return np.empty(nbytes, np.uint8)
-
-    def give_back(self, block: Array, stream: Stream, users: set[Stream]) -> None:
-        """Take a block back; safe in a finalizer.
-
-        Args:
-            block: from :meth:`take`.
-            stream: it was taken for; its work may overwrite the block from now on.
-            users: other streams that were said to use the block; it waits for their work so far.
-        """
-        if not users:
-            leave_behind(stream, partial(block.fill, _OVERWRITTEN))
-        events = []
-        for user in users:
-            events.append(event := Event())
-            leave_behind(user, event.reach)
-        self._returned.append((stream, block, events))
-
-    def _forget_blocks(self) -> None:
-        self._free.clear()
-        self._returned.clear()
 
 
 _SPACES = MappingProxyType({name: MemorySpace(name, is_host=name == "cpu") for name in ("cpu", "sim:0", "sim:1")})
@@ -124,14 +83,12 @@ class Storage:
         counter: the version to share, in a list of one; by default a new one.
     """
 
-    __slots__ = ("__weakref__", "_block", "_stream", "_users", "buffer", "counter", "nbytes", "space")
+    __slots__ = ("__weakref__", "_block", "buffer", "counter", "nbytes", "space")
 
     def __init__(self, buffer: Array, space: MemorySpace, counter: list[int] | None = None) -> None:
         self.nbytes = 0
         self.space = space
-        self._stream: Stream | None = None
-        self._block = buffer
-        self._users: set[Stream] = set()
+        self._block: Array | None = None
         if buffer.dtype != np.uint8 or buffer.ndim != 1 or not (buffer.flags.c_contiguous and buffer.flags.writeable):
             raise ValueError(
                 f"a storage needs a flat, writable uint8 buffer, got {buffer.dtype} of shape {buffer.shape}"
@@ -151,23 +108,22 @@ class Storage:
 
         Nothing to do for the stream that the memory was allocated for.
         """
-        if self._stream is not None and stream is not self._stream:
-            self._users.add(stream)
+        if self._block is not None:
+            driver().use_in(self._block, stream)
 
     def __del__(self) -> None:
         self.space.release(self.nbytes)
-        if self._stream is not None and is_asynchronous():
-            self.space.give_back(self._block, self._stream, self._users)
+        if self._block is not None:
+            driver().give_back(self._block)
 
     @classmethod
     def allocate(cls, nbytes: int, space: MemorySpace, phase: int = 0) -> Storage:
         """Give uninitialised bytes whose address modulo 64 is `phase`."""
-        stream = current_stream(space.name) if is_asynchronous() and not space.is_host else None
         size = nbytes + _ALIGNMENT_BYTES
-        block: Array = np.empty(size, np.uint8) if stream is None else space.take(size, stream)
+        block = np.empty(size, np.uint8) if space.is_host else driver().take(size, current_stream(space.name))
         start = (phase - block.ctypes.data) % _ALIGNMENT_BYTES
         storage = cls(block[start : start + nbytes], space)
-        storage._block, storage._stream = block, stream
+        storage._block = None if space.is_host else block
         return storage
 
     def write(self, layout: Layout, dtype: DType, values: Array) -> None:
@@ -176,7 +132,7 @@ class Storage:
         `values` of the host are read now, those of an accelerator when the stream comes to it.
         """
         window = self.window(layout, dtype)
-        if self.space.is_host or not is_asynchronous():
+        if self.space.is_host:
             window[...] = values
         else:
             current_stream(self.space.name).submit(partial(np.copyto, window, values))

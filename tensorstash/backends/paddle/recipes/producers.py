@@ -16,6 +16,7 @@ import paddle
 from paddle import Tensor
 from paddle.base import core
 
+from tensorstash.abilities import recipes
 from tensorstash.abilities.recipes import Leaf, Recipe
 from tensorstash.backends.paddle.eligibility import Parameters
 from tensorstash.backends.paddle.layout import dtype_name, elements, rebuilt, spec_of
@@ -48,7 +49,7 @@ class _Note(NamedTuple):
     dtype: Any
 
 
-class Producers:
+class Producers(recipes.Producers[Tensor]):
     """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
 
     Args:
@@ -72,10 +73,6 @@ class Producers:
         self._parameters = parameters
         self._settings = settings
         self._notes: dict[Hashable, _Note] = {}
-
-    @property
-    def lacks(self) -> str:
-        return ""
 
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
         """Remember which handle stands for the output of a node."""
@@ -125,10 +122,6 @@ class Producers:
         except NoRecipe as reason:
             return str(reason)
 
-    def narrowed(self, tensor: Tensor, spec: TensorSpec, /) -> tuple[Recipe, Tensor] | None:
-        """Return None: the graph of Paddle does not show the source of a cast."""
-        return None
-
     def whole(self, tensor: Tensor, /) -> Tensor:
         """Return the tensor, detached; views have no base here, and a tensor with a recipe fills its memory."""
         return tensor.detach()
@@ -166,10 +159,6 @@ class Producers:
 
     def digest(self, whole: Tensor, /) -> int:
         return checksum(as_bytes(elements(whole, spec_of(whole))))
-
-    def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
-        if one != other:
-            raise refuse()
 
     def copied(self, tensor: Tensor, most_bytes: int, /) -> Tensor | None:
         if tensor.is_dist() or not tensor.is_dense() or not tensor._is_initialized():

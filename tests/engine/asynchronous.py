@@ -1,0 +1,195 @@
+"""Simulated accelerators that do their work in their own time.
+
+Inside `asynchronous` work waits in its stream until a schedule lets the device come to it: within a stream in order of
+submission, across streams in any order that events allow. Whatever a real device might do can be played through that
+way, deterministically, on one thread or several. Freed memory is then handed out again at once to the stream that it
+was allocated for, as the allocators of PyTorch and Paddle do, and overwritten there: whoever still uses it without an
+order between them sees it change.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from tensorstash.reference.storage.dtypes import Array
+from tensorstash.reference.storage.streams import Driver, Event, Stream, Work, driven_by
+
+_OVERWRITTEN = 0xCD
+
+
+class Schedule(Protocol):
+    """Chooses the next work of the device. Asked under a lock, so it needs none of its own."""
+
+    def pauses(self) -> bool:
+        """Whether the device leaves the rest of its work for later; asked after each step that nobody waits for."""
+
+    def pick(self, streams: Sequence[Stream]) -> Stream:
+        """Choose among the streams that have work they can do now; there is at least one."""
+
+
+class Point(Event):
+    """A point in the work of a stream, which the device comes to when it has done all before it."""
+
+    __slots__ = ("_timeline", "is_reached")
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self.is_reached = False
+
+    def reach(self) -> None:
+        self.is_reached = True
+
+    def query(self) -> bool:
+        self._timeline.advance()
+        return self.is_reached or self._timeline.has_ended
+
+    def synchronize(self) -> None:
+        self._timeline.work_until(self.query)
+
+
+class Timeline(Driver):
+    """The work that streams have, in the order of a schedule, and the memory that is used again."""
+
+    is_asynchronous = True
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self.has_ended = False
+        self._queues: dict[Stream, deque[Work | Event]] = {}  # in the order in which they were first used
+        self._lock = threading.RLock()
+        # Blocks that can be handed out again, by the stream they were allocated for, and those that came back since.
+        self._free: defaultdict[Stream, list[Array]] = defaultdict(list)
+        self._returned: deque[tuple[Stream, Array, list[Point]]] = deque()
+        self._lent: dict[int, tuple[Stream, set[Stream]]] = {}
+
+    def submit(self, stream: Stream, work: Work | Event) -> None:
+        with self._working():
+            self._leave(stream, work)
+            self.advance()
+
+    def record(self, stream: Stream) -> Event:
+        point = Point(self)
+        self.submit(stream, point.reach)
+        return point
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        self.submit(stream, event)
+
+    def _leave(self, stream: Stream, work: Work | Event) -> None:
+        """Submit without letting the device work meanwhile; for finalizers, which run in the middle of anything."""
+        self._queues.setdefault(stream, deque()).append(work)
+
+    def _runnable(self) -> list[Stream]:
+        """Return the streams that have work which does not wait for another stream."""
+        found = []
+        for stream, queue in list(self._queues.items()):
+            while queue and isinstance(queue[0], Event) and getattr(queue[0], "is_reached", True):
+                queue.popleft()
+            if queue and not isinstance(queue[0], Event):
+                found.append(stream)
+        return found
+
+    def _step(self, streams: Sequence[Stream]) -> None:
+        work = self._queues[self._schedule.pick(streams)].popleft()
+        assert not isinstance(work, Event), "a stream that waits"
+        work()
+
+    def advance(self) -> None:
+        """Let the device work for as long as the schedule wants it to."""
+        with self._working():
+            while not self.has_ended and not self._schedule.pauses() and (streams := self._runnable()):
+                self._step(streams)
+
+    def work_until(self, is_done: Callable[[], bool]) -> None:
+        """Let the device work until a condition holds."""
+        with self._working():
+            while not is_done():
+                streams = self._runnable()
+                assert streams, "somebody waits for work that waits for itself, or was never submitted"
+                assert not self.has_ended, "somebody waits for work of a schedule that has ended"
+                self._step(streams)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """Do the device's work, on this thread alone and in one go.
+
+        No garbage is collected meanwhile: a finalizer that waits for the device would have it go on to its next piece
+        of work in the middle of one. A real device works beside the program and has no such middle.
+        """
+        with self._lock:
+            was_enabled = gc.isenabled()
+            gc.disable()
+            try:
+                yield
+            finally:
+                if was_enabled:
+                    gc.enable()
+
+    def take(self, nbytes: int, stream: Stream) -> Array:
+        """Return the block freed last of those of that size, else a new one."""
+        with self._lock:
+            for _ in range(len(self._returned)):
+                owner, block, points = self._returned.popleft()
+                if all(point.query() for point in points):
+                    self._leave(owner, partial(block.fill, _OVERWRITTEN))
+                    self._free[owner].append(block)
+                else:
+                    self._returned.append((owner, block, points))
+            blocks = self._free[stream]
+            place = next((n for n in reversed(range(len(blocks))) if blocks[n].nbytes == nbytes), None)
+            block = np.empty(nbytes, np.uint8) if place is None else blocks.pop(place)
+            self._lent[id(block)] = stream, set()
+        return block
+
+    def use_in(self, block: Array, stream: Stream) -> None:
+        owner, users = self._lent.get(id(block), (stream, set()))
+        if stream is not owner:
+            users.add(stream)
+
+    def give_back(self, block: Array) -> None:
+        """Take a block back; its stream may overwrite it from now on, after the work so far of the other users."""
+        owner, users = self._lent.pop(id(block), (None, set()))
+        if owner is None or self.has_ended:
+            return
+        if not users:
+            self._leave(owner, partial(block.fill, _OVERWRITTEN))
+        points = [Point(self) for _ in users]
+        for user, point in zip(users, points, strict=True):
+            self._leave(user, point.reach)
+        self._returned.append((owner, block, points))
+
+    def finish(self) -> None:
+        """Do all work there is."""
+        self.work_until(lambda: not self._runnable())
+
+    def end(self) -> None:
+        """Forget the work that is left, and all memory."""
+        with self._lock:
+            self.has_ended = True
+            for each in (self._queues, self._free, self._lent):
+                each.clear()
+            self._returned.clear()
+
+
+@contextmanager
+def asynchronous(schedule: Schedule) -> Iterator[None]:
+    """Let work of all simulated accelerators wait for a schedule until the block ends, which does the rest.
+
+    Raises:
+        RuntimeError: inside another such block.
+    """
+    timeline = Timeline(schedule)
+    with driven_by(timeline):
+        try:
+            yield
+            timeline.finish()
+        finally:
+            timeline.end()
