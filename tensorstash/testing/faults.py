@@ -1,9 +1,8 @@
 """Stores that fail, wait or count, and codecs that fail, on purpose."""
 
 import errno
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from types import MappingProxyType
@@ -73,32 +72,6 @@ class Intercepted:
         self._run("close", self._inner.close)
 
 
-class Board:
-    """Faults by the name of the call they are planted in. Thread-safe, without a lock: finalizers delete."""
-
-    def __init__(self) -> None:
-        self._planted: dict[str, tuple[Behaviour, range, Iterator[int]]] = {}
-        self.strikes: list[str] = []
-        """The calls that have misbehaved since the last fault was planted, by name."""
-
-    def plant(self, name: str, behaviour: Behaviour, at: int = 1, times: int = sys.maxsize) -> None:
-        """Let calls of a name misbehave from the ``at``-th on, ``times`` of them or until the fault is lifted."""
-        self.strikes = []
-        self._planted[name] = behaviour, range(at, at + times), count(1)
-
-    def lift(self) -> None:
-        """Take all faults away."""
-        self._planted = {}
-
-    def run(self, name: str, call: Behaviour, *arguments: Any) -> Any:
-        """Call, or misbehave."""
-        behaviour, hit, calls = self._planted.get(name, (call, range(0), count()))
-        if next(calls) not in hit:
-            return call(*arguments)
-        self.strikes.append(name)
-        return behaviour(call, *arguments)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Around:
     """A store of another one.
@@ -149,9 +122,13 @@ class FaultyStore(_Around):
 
     def open(self) -> Store:
         """Open the inner store; the caller closes it."""
-        board = Board()
-        board.plant("put" if self.fault in get_args(PutFault) else "get", self._misbehave, self.at, self.times)
-        return Intercepted(self.inner.open(), board.run)
+        hit, calls = "put" if self.fault in get_args(PutFault) else "get", count(1)
+
+        def run(name: str, call: Behaviour, *arguments: Any) -> Any:
+            is_hit = name == hit and next(calls) in range(self.at, self.at + self.times)
+            return self._misbehave(call, *arguments) if is_hit else call(*arguments)
+
+        return Intercepted(self.inner.open(), run)
 
     def _misbehave(self, call: Behaviour, argument: Any) -> Array:
         if self.fault in _ALTERED:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from types import MethodType
 from typing import Any, ClassVar
@@ -22,7 +23,33 @@ from tensorstash.stores import Disk, Memory
 from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
 from tensorstash.stores.memory import MemoryStore
-from tensorstash.testing.faults import Behaviour, Board, Intercepted
+from tensorstash.testing.faults import Behaviour, Intercepted
+
+
+class Board:
+    """Faults by the name of the call they are planted in. Thread-safe, without a lock: finalizers delete."""
+
+    def __init__(self) -> None:
+        self._planted: dict[str, tuple[Behaviour, range, Iterator[int]]] = {}
+        self.strikes: list[str] = []
+        """The calls that have misbehaved since the last fault was planted, by name."""
+
+    def plant(self, name: str, behaviour: Behaviour, at: int = 1, times: int = sys.maxsize) -> None:
+        """Let calls of a name misbehave from the ``at``-th on, ``times`` of them or until the fault is lifted."""
+        self.strikes = []
+        self._planted[name] = behaviour, range(at, at + times), count(1)
+
+    def lift(self) -> None:
+        """Take all faults away."""
+        self._planted = {}
+
+    def run(self, name: str, call: Behaviour, *arguments: Any) -> Any:
+        """Call, or misbehave."""
+        behaviour, hit, calls = self._planted.get(name, (call, range(0), count()))
+        if next(calls) not in hit:
+            return call(*arguments)
+        self.strikes.append(name)
+        return behaviour(call, *arguments)
 
 
 def _faulty(name: str) -> Any:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import EllipsisType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
 from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
 
+Array: TypeAlias = NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
 BasicKey: TypeAlias = "tuple[int | slice | EllipsisType | None, ...]"
 
@@ -95,22 +98,13 @@ class Layout:
         return False
 
     def permute(self, axes: Sequence[int]) -> Layout:
-        return replace(self, shape=tuple(self.shape[a] for a in axes), strides=tuple(self.strides[a] for a in axes))
+        return self._viewed(lambda array: array.transpose(axes))
 
     def expand(self, shape: Sequence[int]) -> Layout:
         """Repeat dimensions of size 1 with stride 0; -1 keeps a size."""
-        new = len(shape) - len(self.shape)
-        if new < 0:
-            raise ValueError(f"cannot expand {self.shape} to fewer dimensions: {tuple(shape)}")
-        sizes, strides = [], []
-        for axis, size in enumerate(shape):
-            old, stride = (1, 0) if axis < new else (self.shape[axis - new], self.strides[axis - new])
-            size = old if size == -1 and axis >= new else size
-            if old not in (1, size):
-                raise ValueError(f"cannot expand {self.shape} to {tuple(shape)}: dimension {axis} is {old}, not 1")
-            sizes.append(size)
-            strides.append(stride if size == old else 0)
-        return replace(self, shape=tuple(sizes), strides=tuple(strides))
+        old = self.shape[::-1]
+        sizes = [old[place] if size == -1 and place < len(old) else size for place, size in enumerate(shape[::-1])]
+        return self._viewed(lambda array: np.broadcast_to(array, sizes[::-1]))
 
     def index(self, key: BasicKey) -> Layout:
         """Apply integers, slices, None and one Ellipsis, as NumPy does.
@@ -118,10 +112,14 @@ class Layout:
         Raises:
             IndexError: the key does not fit the shape.
         """
+        return self._viewed(lambda array: array[key if Ellipsis in key else (*key, ...)])
+
+    def _viewed(self, view: Callable[[Array], Array]) -> Layout:
+        """Return the layout that NumPy gives a view of an array of this one."""
         nowhere = as_strided(np.empty(1, f"V{self.itemsize}"), self.shape, self.byte_strides)  # is never read
-        view = nowhere[key if Ellipsis in key else (*key, ...)]
-        start = self.offset + view.ctypes.data - nowhere.ctypes.data if view.size else self.offset
-        return Layout(view.shape, tuple(step // self.itemsize for step in view.strides), start, self.itemsize)
+        found = view(nowhere)
+        start = self.offset + found.ctypes.data - nowhere.ctypes.data if found.size else self.offset
+        return Layout(found.shape, tuple(step // self.itemsize for step in found.strides), start, self.itemsize)
 
     def reshape(self, shape: Shape) -> Layout | None:
         """Give the layout of the same elements under `shape`, or None where they are not dense."""
@@ -135,24 +133,13 @@ def resolve_shape(shape: Sequence[int], numel: int) -> Shape:
     Raises:
         ValueError: `shape` cannot hold `numel` elements.
     """
-    known = math.prod(size for size in shape if size != -1)
-    if -1 in shape and known and numel % known == 0 and list(shape).count(-1) == 1:
-        return tuple(numel // known if size == -1 else size for size in shape)
-    if math.prod(shape) != numel or -1 in shape:
-        raise ValueError(f"shape {tuple(shape)} is invalid for {numel} elements")
-    return tuple(shape)
+    return np.broadcast_to(np.int8(0), numel).reshape(shape).shape
 
 
 def resolve_axes(axis: int | Sequence[int] | None, ndim: int) -> Shape:
     """Give `axis` as a tuple of non-negative axes; None means all of them.
 
     Raises:
-        IndexError: an axis is out of range or named twice.
+        ValueError: an axis is out of range (also an IndexError) or named twice.
     """
-    axes = tuple(range(ndim)) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
-    if any(not -ndim <= a < ndim for a in axes):
-        raise IndexError(f"axis {axis} is out of range for {ndim} dimensions")
-    resolved = tuple(a % ndim for a in axes)
-    if len(set(resolved)) != len(resolved):
-        raise IndexError(f"axis {axis} names a dimension twice")
-    return resolved
+    return normalize_axis_tuple(range(ndim) if axis is None else axis, ndim)
