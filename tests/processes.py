@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -68,7 +69,7 @@ def keep_a_copy() -> None:
         pid = os.fork()
     if not pid:
         _copy.close()
-        _serve(requests)
+        _end_after(partial(_serve, requests))
     requests.close()
 
 
@@ -127,21 +128,21 @@ def outputs_of(*programs: Program) -> list[str]:
     return said
 
 
-def _serve(requests: socket.socket) -> NoReturn:
+def _serve(requests: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while True:
-        message, fds, *_ = socket.recv_fds(requests, 2**18, 4)
+    while received := socket.recv_fds(requests, 2**18, 4):
+        message, fds, *_ = received
         if not message:
-            os._exit(0)
+            return
         if not os.fork():
             requests.close()
-            _keep(json.loads(message), fds)
+            _end_after(partial(_keep, json.loads(message), fds))
         for fd in fds:
             os.close(fd)
 
 
-def _keep(told: Any, fds: list[int]) -> NoReturn:
+def _keep(told: Any, fds: list[int]) -> None:
     """Fork a program, and say which process it is and how it has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     *streams, status = fds
@@ -149,14 +150,16 @@ def _keep(told: Any, fds: list[int]) -> NoReturn:
         for fd in streams:
             os.close(fd)
         os.write(status, f"{pid}\n".encode())
-        os.write(status, f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n".encode())
-        os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with suppress(BrokenPipeError):  # nobody asks any more
+            os.write(status, f"{code}\n".encode())
+        return
     os.close(status)
     for number, fd in enumerate(streams):
         os.dup2(fd, number)
         os.close(fd)
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
-    _end_after(lambda: _become(*told))
+    _become(*told)
 
 
 def _become(is_path: bool, source: str, arguments: list[str], variables: dict[str, str]) -> None:
@@ -184,7 +187,8 @@ def _end_after(work: Callable[[], object]) -> NoReturn:
             print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
-    finally:
+    try:
         sys.stdout.flush()
         sys.stderr.flush()
+    finally:
         os._exit(code)
