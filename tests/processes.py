@@ -164,6 +164,8 @@ def _keep(told: Any, fds: list[int]) -> None:
 
 def _become(is_path: bool, source: str, arguments: list[str], variables: dict[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Those of pytest hold what was raised, with its frames and all that is in them.
+    sys.unraisablehook, threading.excepthook = sys.__unraisablehook__, threading.__excepthook__
     warnings.resetwarnings()
     warnings.simplefilter("ignore")
     os.environ.update(variables)
