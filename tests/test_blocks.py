@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from tensorstash.host import native
 from tensorstash.host.blocks import PythonBlock, guarded
+from tests.processes import output_of
 
 BASES = [PythonBlock] if native.functions is None else [PythonBlock, native.functions.Block]
 
@@ -121,18 +120,7 @@ print("left")
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_no_interrupt_leaves_hooks_behind(framework):
     """At random moments of entering and leaving, which take some microseconds."""
-    number = os.environ.get("TENSORSTASH_INTERRUPTS", "60")
-    engine = os.path.join(os.path.dirname(__file__), "engine")
-    root = os.path.dirname(os.path.dirname(__file__))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, engine])}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", INTERRUPTED, framework, number],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert done.stdout == "left\n", done.stderr
+    assert output_of(INTERRUPTED, framework, os.environ.get("TENSORSTASH_INTERRUPTS", "60")) == "left\n"
 
 
 def test_what_the_body_raises_is_seen_and_may_end_there(recorded):

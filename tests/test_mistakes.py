@@ -373,7 +373,7 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
     ),
     "one graph around a wrap": (
         compiled_as_one_graph_around_a_wrap,
-        torch._dynamo.exc.Unsupported,
+        RuntimeError,
         r"compile first and wrap.*block\.compile",
     ),
     "a batch by other names": (

@@ -105,9 +105,7 @@ class NoDataclass:
 
 
 @pytest.fixture(autouse=True)
-def _plug_ins(monkeypatch):
-    registry.names("policies")
-    monkeypatch.setitem(registry._TABLE, "policies", dict(registry._TABLE["policies"]))
+def _plug_ins(rows):
     for plug_in in (Odd, NoPolicy, NoDataclass):
         registry.register("policies", plug_in.name, plug_in)
     registry.register("policies", "absent", "no_such_module:Absent", install_hint="pip install absent")

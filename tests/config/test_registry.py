@@ -14,7 +14,6 @@ import tensorstash.codecs
 import tensorstash.policies
 import tensorstash.policies.selectors
 import tensorstash.stores
-from tensorstash import registry
 from tensorstash.errors import ConfigError, MissingDependencyError
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Codec, Selector, StoreConfig
@@ -23,11 +22,7 @@ from tensorstash.registry import lookup, names, register
 GROUPS = ["backends", "codecs", "policies", "selectors", "stores"]
 
 
-@pytest.fixture(autouse=True)
-def _table_of_its_own(monkeypatch):
-    for group in GROUPS:
-        names(group)
-        monkeypatch.setitem(registry._TABLE, group, dict(registry._TABLE[group]))
+pytestmark = pytest.mark.usefixtures("rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +104,9 @@ def test_missing_library_says_what_to_install():
 
 
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
-def test_missing_framework_says_what_to_install(framework, monkeypatch):
+def test_missing_framework_says_what_to_install(framework, monkeypatch, rows):
     monkeypatch.setitem(sys.modules, f"tensorstash.backends.{framework}.backend", None)
-    rows = registry._TABLE["backends"]
-    rows[framework] = replace(rows[framework], loaded=None)
+    rows["backends"][framework] = replace(rows["backends"][framework], loaded=None)
     with pytest.raises(MissingDependencyError, match=rf"pip install tensorstash\[{framework}\]"):
         lookup("backends", framework)
 

@@ -1,8 +1,6 @@
 """A child that is forked inside the block trains at once, or is told at once why it cannot."""
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import floats
-from tests.processes import FORKS, WATCHDOG_S, forked, locks_held
+from tests.processes import FORKS, forked, locks_held, output_of
 from tests.samples import IS_LONG
 
 HERE = Path(__file__).parent
@@ -206,9 +204,5 @@ def test_a_child_of_a_child_trains(tmp_path):
     ],
 )
 def test_workers_of_data_loaders_inside_the_block_compute_at_once(framework, method, tmp_path):
-    program = [sys.executable, str(HERE / "forked_loaders.py"), framework, method, str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), str(HERE)])}
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=10 * WATCHDOG_S)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "memory\ndisk\nquantize\n"
+    assert output_of(HERE / "forked_loaders.py", framework, method, tmp_path) == "memory\ndisk\nquantize\n"
     assert os.listdir(tmp_path) == []

@@ -51,7 +51,8 @@ def in_compiled_blocks(backend: str, where: str) -> ts.Stats:
 def main(cell: str) -> None:
     """Train, and print a line of JSON."""
     given: dict[str, Any] = json.loads(cell)
-    torch.set_num_threads(1)
+    # Freed blocks of more than this go back to the system at once, so that what is resident is what is in use.
+    ctypes.CDLL(None).mallopt(-3, 2**16)  # M_MMAP_THRESHOLD
     ctypes.CDLL(None).malloc_trim(0)
     kind, _, backend = given["trainer"].partition(":")
     stats = in_compiled_blocks(backend, given["where"]) if kind == "blocks" else in_a_trainer(given)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the trainers
 
 
 def trainer_of(kind: Any, directory: Path, report_to: list[str], callback: Any, **options: Any) -> Any:
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    trainers.forget_accelerators()
     args = transformers.TrainingArguments(
         output_dir=str(directory),
         max_steps=trainers.STEPS,
@@ -103,7 +103,7 @@ def test_the_callback_of_lightning_logs_to_the_loggers(tmp_path: Path) -> None:
 
 
 def test_what_accelerate_tracks(tmp_path: Path) -> None:
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    trainers.forget_accelerators()
     accelerator = accelerate.Accelerator(cpu=True, log_with="tensorboard", project_dir=str(tmp_path))
     accelerator.init_trackers("run")
     stash = with_accelerate.StashCallback("compress", **trainers.OPTIONS)

@@ -6,8 +6,6 @@ one that has imported what it needs.
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
@@ -17,7 +15,8 @@ from typing import Any
 import pytest
 from cells import Cell, every_cell, without_policy
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.processes import output_of
+
 WORKER = Path(__file__).with_name("memory_worker.py")
 
 
@@ -31,16 +30,6 @@ CELLS = [compiled("aot_eager"), compiled("inductor"), *every_cell()] if ALL else
 SHARE = 0.6
 """Of what a step stashes; the rest is on its way, or was never at the peak."""
 
-VARIABLES = {
-    "PYTHONPATH": os.pathsep.join([str(ROOT), str(WORKER.parent)]),
-    "OMP_NUM_THREADS": "1",
-    # Freed blocks of more than this go back to the system at once, so that what is resident is what is in use.
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "PYTHONWARNINGS": "ignore",
-    # No thread that a fork would not have: pyarrow starts one otherwise.
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-}
-
 Measure = Callable[[Cell], dict[str, Any]]
 
 
@@ -51,11 +40,7 @@ def measured() -> Measure:
     @cache
     def measure(cell: Cell) -> dict[str, Any]:
         given = {name: value for name, value in asdict(cell).items() if name != "policy"}
-        done = subprocess.run(
-            [sys.executable, WORKER, json.dumps(given)], capture_output=True, text=True, env=os.environ | VARIABLES
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        found: dict[str, Any] = json.loads(output_of(WORKER, json.dumps(given)).splitlines()[-1])
         return found
 
     return measure

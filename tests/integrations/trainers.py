@@ -101,6 +101,11 @@ class Under:
         return ts.Stats() if found is None else found.stats()
 
 
+def forget_accelerators() -> None:
+    """Make Accelerate begin anew: it has one state for a process."""
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
 def in_transformers(cell: Cell, directory: str) -> Trained:
     return _in_trainer(cell, directory, transformers.Trainer, transformers.TrainingArguments)
 
@@ -113,7 +118,7 @@ def in_trl(cell: Cell, directory: str) -> Trained:
 
 
 def _in_trainer(cell: Cell, directory: str, kind: Any, arguments: Any, **options: Any) -> Trained:
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    forget_accelerators()
     under = Under(cell, with_transformers.StashCallback)
     model = model_of(cell)
     under.reach("before", model)
@@ -142,7 +147,7 @@ def _in_trainer(cell: Cell, directory: str, kind: Any, arguments: Any, **options
 
 
 def in_accelerate(cell: Cell, directory: str) -> Trained:
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    forget_accelerators()
     under = Under(cell, with_accelerate.StashCallback)
     model = model_of(cell)
     if cell.checkpointing:

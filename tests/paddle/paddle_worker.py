@@ -4,7 +4,6 @@ Started by the tests as ``python paddle_worker.py`` with Paddle's environment fo
 """
 
 import json
-import os
 from contextlib import nullcontext
 
 import paddle
@@ -106,5 +105,4 @@ def under_fleet() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

@@ -1,26 +1,27 @@
 """Autocast does not reach what hooks do. CPU builds have none, so its state is what is looked at."""
 
+import pytest
 from paddle.base import core
 
 from tensorstash.backends.paddle.repairs.surroundings import autocast_off
 
 
-def test_a_hook_runs_with_autocast_off_and_it_is_on_again_after_errors():
+def level(new=None):
+    """Return the level of autocast, which is ``new`` if that is given."""
     amp = core._get_amp_attrs()
-    before, on = amp._amp_level, core.AmpLevel.O2
+    amp._amp_level = amp._amp_level if new is None else new
+    return amp._amp_level
+
+
+def test_a_hook_runs_with_autocast_off_and_it_is_on_again_after_errors():
+    before, on = level(), level(core.AmpLevel.O2)
     seen = []
-
-    def hook(value):
-        seen.append(core._get_amp_attrs()._amp_level)
-        return 1 / value
-
+    hook = autocast_off(lambda value: seen.append(level()) or 1 / value)
     try:
-        amp._amp_level = on
-        assert autocast_off(hook)(2) == 0.5
-        try:
-            autocast_off(hook)(0)
-        except ZeroDivisionError:
-            seen.append(core._get_amp_attrs()._amp_level)
+        assert hook(2) == 0.5
+        with pytest.raises(ZeroDivisionError):
+            hook(0)
+        seen.append(level())
     finally:
-        amp._amp_level = before
+        level(before)
     assert seen == [core.AmpLevel.O0, core.AmpLevel.O0, on]

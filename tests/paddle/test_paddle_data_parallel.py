@@ -1,14 +1,12 @@
 """Two processes over gloo: gradients are bitwise those without hooks, and the same on both ranks."""
 
 import json
-import os
 import socket
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.processes import outputs_of
+from tests.processes import Program, outputs_of
 
 WORKER = Path(__file__).with_name("paddle_worker.py")
 
@@ -29,9 +27,6 @@ def reports():
 
     environments = [
         {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "GLOG_minloglevel": "3",
             "PADDLE_TRAINER_ID": str(rank),
             "PADDLE_TRAINERS_NUM": "2",
             "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
@@ -40,7 +35,7 @@ def reports():
         }
         for rank in range(2)
     ]
-    outputs = outputs_of([[sys.executable, "-W", "ignore", str(WORKER)]] * 2, environments)
+    outputs = outputs_of(*(Program(WORKER, **variables) for variables in environments))
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 

@@ -128,6 +128,7 @@ def test_hooks_run_without_gradient_recording(backend):
     assert not any(modes)
 
 
+@pytest.mark.usefixtures("never_freed")
 def test_a_foreign_pair_that_was_entered_earlier_is_in_force_again_after_a_scope(backend):
     notes = []
     with saved_tensors_hooks(*noting(notes, "first")):

@@ -87,6 +87,7 @@ def modified_output_forward(ctx, x):
 
 @pytest.mark.parametrize("forward", [returned_input_forward, returned_in_place_forward, modified_output_forward])
 @pytest.mark.parametrize("policy", ["keep", "recompute", "disk_spill"])
+@pytest.mark.usefixtures("never_freed")
 def test_a_layer_may_return_what_it_has_saved_with_another_version(forward, policy):
     apply = layer(forward, tanh_backward)
     x = leaf(noise(8, 8))
@@ -196,6 +197,7 @@ def second_derivative(program, hooks=None):
 
 
 @pytest.mark.parametrize("program", [square, tanh, lambda x: product(x, x), lambda x: square(paddle.exp(x))])
+@pytest.mark.usefixtures("never_freed")
 def test_second_derivatives_are_bitwise_equal(pair, program):
     assert second_derivative(program, pair.hooks()) == second_derivative(program)
     assert pair.copied
@@ -311,6 +313,7 @@ OWN_OUTPUTS = {
 @pytest.mark.parametrize(
     "policy", [ts.Keep(), ts.Compress(min_ratio=1), ts.CpuOffload()], ids=lambda policy: policy.name
 )
+@pytest.mark.usefixtures("never_freed")
 def test_second_derivatives_through_a_saved_output(program, policy):
     expected = second_derivative(program)
     assert second_derivative(program, ts.stash(policy, min_bytes=0, framework="paddle")) == expected
@@ -318,6 +321,7 @@ def test_second_derivatives_through_a_saved_output(program, policy):
     HELD.clear()
 
 
+@pytest.mark.usefixtures("never_freed")
 def test_a_saved_output_shares_the_memory_and_version_of_what_is_returned():
     x = leaf(noise(5))
     with ts.stash(ts.Keep(), min_bytes=0, framework="paddle"):
@@ -406,6 +410,7 @@ def test_the_last_of_two_saves_wins(pair):
     assert bits(one) == bits(x * 3)
 
 
+@pytest.mark.usefixtures("never_freed")
 def test_second_derivatives_of_a_layer_whose_apply_was_taken_before(pair):
     kind = type("Tanh", (PyLayer,), {"forward": staticmethod(tanh_forward), "backward": staticmethod(tanh_backward)})
     apply = kind.apply

@@ -17,6 +17,7 @@ from tensorstash.host.allocator import keep_idle
 from tensorstash.host.arrays import aligned_empty
 from tensorstash.host.pages import BLOCK, HUGE_PAGE, mapped_pages, page_aligned
 from tensorstash.host.pool import IDLE_BYTES, POOL, SMALLEST, PagePool, size_class
+from tests.processes import locks_held
 
 MIB = 2**20
 
@@ -162,14 +163,14 @@ def test_a_pool_counts_anew_after_an_interrupt_between_any_two_steps(method):
         interrupted += interrupt(call, "pool.py", line)
         held.clear()
         pool.keep(8 * MIB)
-        assert pool._used == 0
-        idle = pool.idle_bytes
-        assert idle == sum(buffer.size for stack in pool._idle.values() for buffer in stack)
+        assert pool.take_stock()[0] == 0
         again = [pool.take(MIB) for _ in range(3)]
         for value, buffer in enumerate(again):
             buffer[:] = value
         assert [int(buffer[0]) for buffer in again] == [0, 1, 2]
-        assert pool._used == 3 * MIB
+        assert pool.take_stock()[0] == 3 * MIB
+        pool.keep(0)
+        assert pool.idle_bytes == 0
     assert line > 10
 
 
@@ -218,7 +219,7 @@ def test_a_buffer_that_comes_back_inside_a_call_does_not_wait():
     pool = PagePool(4 * MIB)
     held = pool.take(MIB)
     address = held.ctypes.data
-    with pool._lock:
+    with locks_held():
         del held
         assert pool.idle_bytes == 0
     assert pool.take(MIB).ctypes.data == address

@@ -36,8 +36,9 @@ def kinds() -> list[str]:
 
 @pytest.mark.parametrize("kind", sorted(set(kinds()) - WITHOUT_TENSORS))
 def test_strided_tensors_of_every_type_of_device_are_stashed_or_kept_for_a_reason(kind: str) -> None:
-    key = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(kind))
-    keys = torch._C.DispatchKeySet(key) | torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    dispatch = torch._C
+    key = dispatch._parse_dispatch_key(dispatch._dispatch_key_for_device(kind))
+    keys = dispatch.DispatchKeySet(key) | dispatch.DispatchKeySet(dispatch.DispatchKey.ADInplaceOrView)
     assert dispatch_reason(keys.raw_repr()) == REASONS.get(kind)
 
 

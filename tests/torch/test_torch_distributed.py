@@ -1,14 +1,12 @@
 """Two processes over gloo: gradients are bitwise those without hooks, and no weight is copied."""
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from tests.processes import outputs_of
+from tests.processes import Program, outputs_of
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
 WEIGHT_SHAPES = ([16, 64], [64, 16])
@@ -20,9 +18,7 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build has 
 def reports(tmp_path_factory):
     """What each of two ranks reports, by the way to parallelize."""
     store = tmp_path_factory.mktemp("rendezvous") / "store"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", str(WORKER)]
-    outputs = outputs_of([[*command, str(rank), "2", str(store)] for rank in range(2)], [environment] * 2)
+    outputs = outputs_of(*(Program(WORKER, rank, 2, store) for rank in range(2)))
     lines = [json.loads(line) for output in outputs for line in output.splitlines()]
     return {kind: [line for line in lines if line["kind"] == kind] for kind in {line["kind"] for line in lines}}
 

@@ -1,4 +1,4 @@
-"""Runs cases, and may die of one: ``python -m paddle_operators.worker JOB`` reads cases and says what came out.
+"""Runs cases, and may die of one: reads cases of the job of its argument, and says what came out.
 
 Each line that is read is a case in JSON, each that is written an outcome.
 """
@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 from pkgutil import resolve_name
+
+import paddle
 
 from .cases import Case
 
@@ -22,6 +24,7 @@ def main() -> None:
     cases = [Case(*json.loads(line)) for line in sys.stdin]  # all, or whoever writes them would wait
     outcomes = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    paddle.set_flags({"FLAGS_call_stack_level": 0})
     # Scopes look through what is alive for parameters; there are none yet.
     gc.collect()
     gc.freeze()
@@ -29,7 +32,3 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         signal.alarm(10 * SECONDS)
         print(json.dumps([vars(case), job(case)]), file=outcomes, flush=True)
-
-
-if __name__ == "__main__":
-    main()
