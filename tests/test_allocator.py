@@ -100,7 +100,7 @@ def test_huge_pages_are_set_where_the_system_has_them(tmp_path, monkeypatch, ena
     if enabled is not None:
         file.write_text(enabled)
     monkeypatch.setattr(allocator, "_HUGE_PAGES_FILE", str(file))
-    monkeypatch.setattr(allocator, "_mimalloc", lambda: None)
+    monkeypatch.setattr(allocator, "mimalloc_library", lambda: None)
     monkeypatch.setattr(allocator, "_glibc", lambda: (2, 36))
     assert allocator.advised_environment({"GLIBC_TUNABLES": "mine=1"}) == {"GLIBC_TUNABLES": "mine=1", variable: value}
     monkeypatch.setattr(allocator, "_glibc", lambda: (2, 31))
@@ -109,7 +109,7 @@ def test_huge_pages_are_set_where_the_system_has_them(tmp_path, monkeypatch, ena
 
 @pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to preload elsewhere")
 def test_the_launcher_preloads_mimalloc_in_front_of_other_libraries():
-    library = allocator._mimalloc()
+    library = allocator.mimalloc_library()
     assert library is not None, "the test group installs it"
     assert allocator.advised_environment({"LD_PRELOAD": "libother.so"}) == {"LD_PRELOAD": f"{library}:libother.so"}
     code = "from tensorstash.host import pages, allocator as a; print(pages.preloaded_allocator(), a.returns_memory())"
@@ -126,7 +126,7 @@ def test_a_library_whose_path_the_linker_would_split_is_not_preloaded(tmp_path, 
             return tmp_path / "with space" / self.name
 
     monkeypatch.setattr(allocator.metadata, "files", lambda name: [File()])
-    assert allocator._mimalloc() is None
+    assert allocator.mimalloc_library() is None
 
 
 POLICY = """

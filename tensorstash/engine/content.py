@@ -66,8 +66,8 @@ class Content:
 
     __slots__ = (
         "__weakref__", "_ahead", "_data", "_error", "_is_alone", "_lease", "_loading", "_lock", "_probe",
-        "_readers", "_rebuilt", "_span", "_stored", "_uses", "_version", "alias", "index", "is_private",
-        "is_quick", "loaded_nbytes", "loses", "nbytes", "place", "reading", "record", "spec", "state", "token",
+        "_readers", "_rebuilt", "_stored", "_uses", "_version", "alias", "index", "is_private",
+        "is_quick", "loaded_nbytes", "loses", "nbytes", "place", "reading", "record", "span", "spec", "state", "token",
         "users",
     )  # fmt: skip
 
@@ -110,7 +110,7 @@ class Content:
         """Whether loading takes hardly longer than decoding: the bytes are in host memory, or few."""
         self.users, self._uses = 1, 0
         self._ahead, self._readers = ahead, readers
-        self._span = span
+        self.span = span
         self.loaded_nbytes = self.nbytes if span is None else 2 * self.nbytes
         """Bytes that it takes when it is back: with memory to share it is copied there, and takes twice as much."""
         self._lock = threading.Lock()
@@ -284,17 +284,17 @@ class Content:
             if rebuilt is not None:
                 return place.relaid(rebuilt[0], rebuilt[1], spec)
         data, lease = self._load()
-        tensor = place.rebuild(data, spec, self._span)
+        tensor = place.rebuild(data, spec, self.span)
         if self._lease is not None:  # others need it, too
             with self._lock:
                 if self._lease is not None and self._data is None:
                     backend = place.backend
-                    memory = memory_of(data, self._span)
+                    memory = memory_of(data, self.span)
                     alias = backend.detached(tensor)
                     self._rebuilt = alias, spec, backend.version(tensor), memory
                     return place.relaid(alias, spec, spec)
         if lease is not None:  # it is in the hands of backward
-            lease.follow(lender(data) if self._span is None else memory_of(data, self._span), self.nbytes)
+            lease.follow(lender(data) if self.span is None else memory_of(data, self.span), self.nbytes)
         return tensor
 
     def _reuse(self) -> Rebuilt | None:

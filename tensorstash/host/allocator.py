@@ -121,7 +121,7 @@ def advised_environment(environment: Mapping[str, str]) -> dict[str, str]:
     is_replaced = any(f"lib{name}" in preloaded for name in ALLOCATORS)
     if not _glibc() or _is_set(advised) or is_replaced or advised.get(CHOICE) == "leave":
         return advised
-    if mimalloc := _mimalloc():
+    if mimalloc := mimalloc_library():
         advised["LD_PRELOAD"] = f"{mimalloc}:{preloaded}".rstrip(":")
     elif _has_huge_pages():
         ours = f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={MMAP_THRESHOLD_BYTES}"
@@ -131,7 +131,7 @@ def advised_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return advised
 
 
-def _mimalloc() -> str | None:
+def mimalloc_library() -> str | None:
     """Return the path of mimalloc's library if its package is installed, and the dynamic linker can read the path."""
     try:
         files = metadata.files("cmeel-mimalloc") or []

@@ -28,7 +28,7 @@ class Tensor:
     """
 
     __slots__ = (
-        "__weakref__", "_base", "_edge", "_epoch", "_requires_grad", "_root", "_untracked_view", "dtype", "grad",
+        "__weakref__", "_edge", "_epoch", "_requires_grad", "_root", "_untracked_view", "base", "dtype", "grad",
         "layout", "storage",
     )  # fmt: skip
 
@@ -66,7 +66,7 @@ class Tensor:
         self.dtype = dtype
         self.grad: Tensor | None = None
         # The tensor whose storage this one views: shows that memory belongs to a parameter.
-        self._base: Tensor | None = None
+        self.base: Tensor | None = None
         # The tensor whose history an in-place write through this view must change; None: itself.
         self._root: Tensor | None = None
         self._untracked_view = False
@@ -214,11 +214,11 @@ class Tensor:
     def detach(self) -> Tensor:
         """Give a tensor over the same memory, sharing its version, without history.
 
-        Its `_base` names the viewed tensor only if that is a leaf: a detached loss must not keep its graph alive.
+        Its `base` names the viewed tensor only if that is a leaf: a detached loss must not keep its graph alive.
         """
         detached = self.alias(None)
-        owner = self if self._base is None else self._base
-        detached._base = owner if owner.is_leaf else None
+        owner = self if self.base is None else self.base
+        detached.base = owner if owner.is_leaf else None
         return detached
 
     def version_probe(self) -> Tensor:
@@ -236,11 +236,11 @@ class Tensor:
         """Give a view without history; `tracked` views pass in-place writes on to their root's history."""
         view = Tensor(self.storage, layout, self.dtype)
         root = self if self._root is None else self._root
-        owner = self if self._base is None else self._base
+        owner = self if self.base is None else self.base
         if tracked and not root._untracked_view:
-            view._root, view._epoch, view._base = root, root._epoch, owner
+            view._root, view._epoch, view.base = root, root._epoch, owner
         else:
-            view._untracked_view, view._base = True, owner if owner.is_leaf else None
+            view._untracked_view, view.base = True, owner if owner.is_leaf else None
         return view
 
     def set_history(self, edge: Edge[Tensor] | None) -> None:

@@ -45,7 +45,7 @@ from tensorstash.errors import CodecError, SavedTensorModifiedError
 from tensorstash.policies import StoreIn
 from tensorstash.reference.storage.streams import Stream, default_stream, use_stream
 
-INTERLEAVINGS = int(os.environ.get("TENSORSTASH_INTERLEAVINGS", "240"))
+INTERLEAVINGS = int(os.environ.get("TENSORSTASH_INTERLEAVINGS", "160"))
 CHUNKS = 8
 MOST_TRIES = 800
 

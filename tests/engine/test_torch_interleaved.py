@@ -21,11 +21,6 @@ def storage(tensor):
     return tensor.untyped_storage().data_ptr()
 
 
-def memory_of(handle):
-    """Return what gives the memory that a part came back in, if it is still there."""
-    return handle.content._span._memory
-
-
 def saved(parts, policy=SPILL):
     """Return what unpacks, and a handle for each of ``parts``, whose bytes have left."""
     with ts.stash(policy, framework="torch", min_bytes=0) as session:
@@ -162,22 +157,22 @@ def test_the_same_part_twice_is_never_the_same_memory():
 def test_the_memory_goes_with_the_last_part(no_gc):
     unpack, handles = saved(table().chunk(3, 1))
     one = unpack(handles[0])
-    memory = memory_of(handles[0])
+    span = handles[0].content.span
     other = unpack(handles[1])
     del one
-    assert memory() is not None
+    assert span.memory is not None
     third = unpack(handles[2])
     del other
-    assert memory() is not None
+    assert span.memory is not None
     del third
-    assert memory() is None
+    assert span.memory is None
     again = unpack(handles[1])
-    memory = memory_of(handles[1])
+    span = handles[1].content.span
     assert torch.equal(again, table().chunk(3, 1)[1])
     del handles, unpack
-    assert memory() is not None
+    assert span.memory is not None
     del again
-    assert memory() is None
+    assert span.memory is None
 
 
 def test_where_memory_runs_out_the_next_request_finds_all_as_it_was(monkeypatch):

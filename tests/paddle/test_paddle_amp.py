@@ -9,7 +9,8 @@ from tensorstash.backends.paddle.repairs.surroundings import autocast_off
 def level(new=None):
     """Return the level of autocast, which is ``new`` if that is given."""
     amp = core._get_amp_attrs()
-    amp._amp_level = amp._amp_level if new is None else new
+    if new is not None:
+        amp._amp_level = new
     return amp._amp_level
 
 

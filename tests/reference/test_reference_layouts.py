@@ -18,9 +18,9 @@ def test_bases_name_the_owner_of_the_memory() -> None:
     with no_grad():
         unrecorded = weight[0]
     for view in (weight.swap_last(), weight[0][1:], weight.detach(), weight.detach()[0], unrecorded, unrecorded[1:]):
-        assert view._base is weight
-    assert weight._base is None
-    assert weight.clone()._base is None
+        assert view.base is weight
+    assert weight.base is None
+    assert weight.clone().base is None
     activation = weight * 1
-    assert activation[0][1:]._base is activation
-    assert activation.detach()._base is None
+    assert activation[0][1:].base is activation
+    assert activation.detach().base is None

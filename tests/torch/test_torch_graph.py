@@ -183,8 +183,8 @@ def test_all_that_a_model_saves_has_a_reader_once_its_output_is_known(build):
 
 def test_each_node_is_walked_once(x, monkeypatch):
     reads = []
-    listed = torch_readers._saves
-    monkeypatch.setattr(torch_readers, "_saves", lambda node: reads.append(node._sequence_nr()) or listed(node))
+    listed = torch_readers.saves_of
+    monkeypatch.setattr(torch_readers, "saves_of", lambda node: reads.append(node._sequence_nr()) or listed(node))
     depth = 40
     with Recording() as recording:
         y = x

@@ -22,6 +22,9 @@ class Labelled(torch.Tensor):
     pass
 
 
+zeros = torch._efficientzerotensor
+
+
 def two(values):
     return TwoTensor(values, values.clone())
 
@@ -62,8 +65,8 @@ KINDS = {
     "quantized": (lambda: torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.qint8), "quantized"),
     "below a byte": (lambda: torch.empty(4, dtype=torch.int1), "dtype"),
     "meta": (lambda: torch.randn(3, device="meta"), "no real memory"),
-    "zeros": (lambda: torch._efficientzerotensor(3), "no real memory"),
-    "zeros transposed": (lambda: torch._efficientzerotensor(3, 4).t(), "no real memory"),
+    "zeros": (lambda: zeros(3), "no real memory"),
+    "zeros transposed": (lambda: zeros(3, 4).t(), "no real memory"),
     "subclass": (lambda: torch.randn(3).as_subclass(Labelled), "subclass"),
     "wrapper": (lambda: two(torch.randn(3)), "subclass"),
     "parameter of a wrapper": (lambda: nn.Parameter(two(torch.randn(3))), "parameter"),

@@ -32,7 +32,7 @@ filled (pytorch#193671)."""
 EXCLUDED_LAYOUTS = {("nn.functional.pdist", "empty")}
 """What PyTorch itself does not survive: its backward divides by the number of rows, and the process dies."""
 
-SHARE = os.environ.get("TENSORSTASH_SWEEP", "0.04")
+SHARE = os.environ.get("TENSORSTASH_SWEEP", "0.025")
 SEED = int(os.environ.get("TENSORSTASH_SWEEP_SEED", "0"))
 
 

@@ -77,7 +77,7 @@ class ReferenceBackend:
     def keep_reason(self, tensor: Tensor, /) -> str | None:
         if type(tensor) is not Tensor:
             return "parameter" if isinstance(tensor, Parameter) else "subclass"
-        base = tensor._base
+        base = tensor.base
         if isinstance(base, Parameter):
             return "view of a parameter"
         if base is not None and base.is_leaf and base.requires_grad:

@@ -72,11 +72,11 @@ class Producers(recipes.Producers[Tensor]):
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
         if tensor.grad_fn is not None:
             self._noted[tensor.grad_fn] = ref(handle)
-        if tensor._base is not None and tensor._base.grad_fn is not None:
-            self._views.setdefault(tensor._base.grad_fn, ref(handle))
+        if tensor.base is not None and tensor.base.grad_fn is not None:
+            self._views.setdefault(tensor.base.grad_fn, ref(handle))
 
     def noted(self, tensor: Tensor, spec: TensorSpec, /) -> Any:
-        node = tensor.grad_fn if tensor._base is None else tensor._base.grad_fn
+        node = tensor.grad_fn if tensor.base is None else tensor.base.grad_fn
         known = None if node is None else self._noted.get(node) or self._views.get(node)
         return None if known is None else known()
 
@@ -85,7 +85,7 @@ class Producers(recipes.Producers[Tensor]):
         self._views.clear()
 
     def recipe(self, tensor: Tensor, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
-        made = tensor if tensor._base is None else tensor._base
+        made = tensor if tensor.base is None else tensor.base
         node = made.grad_fn
         if node is None:
             return "made outside of the graph"
@@ -98,7 +98,7 @@ class Producers(recipes.Producers[Tensor]):
             return str(reason)
 
     def whole(self, tensor: Tensor, /) -> Tensor:
-        return (tensor if tensor._base is None else tensor._base).detach()
+        return (tensor if tensor.base is None else tensor.base).detach()
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
         with no_grad():

@@ -141,7 +141,7 @@ def running_compiled() -> int | None:
 
 def _shown(node: Any, is_ours: Callable[[object], bool]) -> list[tuple[object, str]]:
     shown = []
-    for name, reader in _saves(node):
+    for name, reader in saves_of(node):
         try:
             saved = getattr(node, name)
         except RuntimeError:  # backward has released its tensors
@@ -152,7 +152,7 @@ def _shown(node: Any, is_ours: Callable[[object], bool]) -> list[tuple[object, s
     return shown
 
 
-def _saves(node: Any) -> tuple[tuple[str, str], ...]:
+def saves_of(node: Any) -> tuple[tuple[str, str], ...]:
     """Return the attributes of a node that show its saved tensors, with the names of the readers."""
     kind: Any = type(node)
     if issubclass(kind, _FunctionBase):
