@@ -1,9 +1,9 @@
 """The place of each kind of saved tensors under a policy: found once, and remembered."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from tensorstash.abilities import Backend
 from tensorstash.engine.advice import Adviser
@@ -11,7 +11,7 @@ from tensorstash.engine.content import Content
 from tensorstash.engine.host_place import HostPlace
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.place import DevicePlace, Place
-from tensorstash.engine.readers import Demands
+from tensorstash.engine.readers import Learned, guess
 from tensorstash.engine.stages import device_stages, host_stages
 from tensorstash.engine.transfers import Transfers
 from tensorstash.host.allocator import set_for_policies
@@ -32,22 +32,6 @@ Way = tuple[Rebuilding | None, Place | str]
 """The treatment of tensors of a kind: whether those that can be made again are; the place of others, or why not."""
 
 
-class Away(NamedTuple):
-    """Sizes in bytes below which tensors are kept rather than sent away.
-
-    Args:
-        disk: of tensors that are written to a disk.
-        device: of tensors that are copied from an accelerator to the host.
-    """
-
-    disk: int = 0
-    device: int = 0
-
-
-NEAR = Away()
-"""All sizes are sent away."""
-
-
 class Places:
     """Remembers a policy's treatment of each kind of tensors, and shares one store among equal configs.
 
@@ -57,7 +41,8 @@ class Places:
         ledger: counts for the stores.
         adviser: is told where tensors go.
         transfers: brings payloads to the host; None without streams.
-        min_away_bytes: smaller tensors are kept rather than sent away.
+        min_away_bytes: smaller tensors are kept rather than sent away, to a ``disk`` or from a ``device``.
+        learned: demands of readers in earlier steps.
 
     Raises:
         StoreError: a store the policy may use cannot be opened.
@@ -70,9 +55,10 @@ class Places:
         ledger: Ledger,
         adviser: Adviser,
         transfers: Transfers | None,
-        min_away_bytes: Away,
+        min_away_bytes: Mapping[str, int],
+        learned: Learned,
     ) -> None:
-        self._min_away_bytes = min_away_bytes
+        self._min_away_bytes, self._learned = min_away_bytes, learned
         self._backend = backend
         self._ledger = ledger
         self._adviser = adviser
@@ -111,13 +97,13 @@ class Places:
             set_for_policies()
         return self._remember(kind, (plan.rebuilding, place))
 
-    def suits(self, content: Content, demands: Demands) -> bool:
+    def suits(self, content: Content) -> bool:
         """Choose the part of a content's plan that suits its readers; return False if nothing is left of it."""
         reading = content.reading
         if reading is None:
             return True
         is_guess = reading.known < content.users
-        demand = demands.guess(reading) if is_guess else reading.demand
+        demand = guess(self._learned, reading) if is_guess else reading.demand
         place = content.place if demand == "any" else self._within(content.place, demand)
         if isinstance(place, str):
             next(self._ledger.declined[content.spec.nbytes])
@@ -147,7 +133,7 @@ class Places:
         config = plan.store or Memory()
         away = self._min_away_bytes
         is_copied = spec.device != "cpu" and plan.store is not None  # what kernels made may stay on the device
-        if spec.nbytes < max(away.disk if config.tier == "disk" else 0, away.device if is_copied else 0):
+        if spec.nbytes < max(away.get(config.tier, 0), away.get("device", 0) if is_copied else 0):
             return SMALL
         self.frees_host_memory |= spec.device == "cpu"
         if plan.codecs or config.tier != "memory" or spec.device != "cpu":

@@ -66,19 +66,18 @@ class Reading:
         return None if self.place is None else self.place[0].kind(self.place[1])
 
 
-class Demands:
-    """The demands of readers that were found only when they asked, by kind of content. Thread-safe."""
+Learned = dict[Hashable, Demand]
+"""The demands of readers that were found only when they asked, by kind of content."""
 
-    def __init__(self) -> None:
-        self._learned: dict[Hashable, Demand] = {}
 
-    def guess(self, reading: Reading) -> Demand:
-        """Return the demand of known readers of a content, and of others as in earlier steps."""
-        return strictest((reading.demand, self._learned.get(reading.kind, "exact"))) or reading.demand
+def guess(learned: Learned, reading: Reading) -> Demand:
+    """Return the demand of known readers of a content, and of others as in earlier steps."""
+    return strictest((reading.demand, learned.get(reading.kind, "exact"))) or reading.demand
 
-    def learn(self, kind: Hashable, demand: Demand) -> None:
-        """Remember the demand of a reader for a kind of content."""
-        if len(self._learned) >= _REMEMBERED_KINDS:
-            self._learned.clear()
-        known = self._learned.get(kind, demand)
-        self._learned[kind] = strictest((known, demand)) or demand
+
+def learn(learned: Learned, kind: Hashable, demand: Demand) -> None:
+    """Remember the demand of a reader for a kind of content."""
+    if len(learned) >= _REMEMBERED_KINDS:
+        learned.clear()
+    known = learned.get(kind, demand)
+    learned[kind] = strictest((known, demand)) or demand

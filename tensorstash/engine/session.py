@@ -1,9 +1,10 @@
 """A policy at work on a backend: packs saved tensors, counts, and shares one store among equal configs."""
 
 import threading
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
 from tensorstash.abilities import (
@@ -23,7 +24,7 @@ from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.link import Pace
 from tensorstash.engine.memory import BudgetSize, limit_of
 from tensorstash.engine.place import Place
-from tensorstash.engine.places import NEAR, POLICY, SMALL, Away, Places, Way
+from tensorstash.engine.places import POLICY, SMALL, Places, Way
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
 from tensorstash.engine.readers import Reading, Trail
 from tensorstash.engine.recomputer import NewRecomputer, Recomputer
@@ -80,7 +81,7 @@ class Session(Generic[T]):
         *,
         min_bytes: int,
         limits: Limits,
-        min_away_bytes: Away = NEAR,
+        min_away_bytes: Mapping[str, int] = MappingProxyType({}),
         budget: BudgetSize | None = None,
         new_recomputer: NewRecomputer | None = None,
     ) -> None:
@@ -116,7 +117,7 @@ class Session(Generic[T]):
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
         # Where every tensor is kept, their sum is all there is to say about them.
         self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
-        self.places = Places(policy, backend, ledger, self.adviser, self.transfers, min_away_bytes)
+        self.places = Places(policy, backend, ledger, self.adviser, self.transfers, min_away_bytes, self.state.learned)
         self.regions: dict[str, Region] = {}
         """The blocks of a model that may be computed again, by name."""
         self._border = None if budget is None else Border(self.regions, backend.streams, may_send=not only_keeps)
@@ -156,7 +157,7 @@ class Session(Generic[T]):
 
     def _start_all_freed(self) -> None:
         if self._residency is not None:
-            self.sender.start(self._residency.leaving(all_of_them=True), self.places, self.state.demands)
+            self.sender.start(self._residency.leaving(all_of_them=True), self.places)
 
     def module(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager in which saved tensors belong to the module ``name``."""
@@ -190,7 +191,7 @@ class Session(Generic[T]):
                 their tensors stay where they are, and are refused if they are modified.
         """
         if self._residency is not None:
-            self.sender.start(self._residency.clear(), self.places, self.state.demands)
+            self.sender.start(self._residency.clear(), self.places)
         with self._lock:
             self._stretch.close()  # holders of captured contents may write to them now
         self.sender.drain()
@@ -223,7 +224,7 @@ class Session(Generic[T]):
         if recomputer is not None and self._residency is not None:
             freed = self._residency.leaving()
             if freed:
-                self.sender.start(freed, self.places, self.state.demands)
+                self.sender.start(freed, self.places)
         if self.state.was_asked and (recomputer is not None or self._ladder is not None):
             with self._lock:  # before the first is noted, whatever becomes of it
                 self._current_stretch()
@@ -266,7 +267,7 @@ class Session(Generic[T]):
             if self._residency is not None and content.users == 1:
                 leaving = self._residency.leaving(content, look=False)
                 if leaving:
-                    self.sender.start(leaving, self.places, self.state.demands)
+                    self.sender.start(leaving, self.places)
             if content.place.users == 1:  # an output is held for others as far as a share of the step goes
                 self.sender.shares.saw(spec.nbytes)
             return handle
@@ -343,7 +344,7 @@ class Session(Generic[T]):
             look = self._recomputer is None
             leaving = residency.leaving(content if is_new else None, look=look) if is_new or look else ()
         if leaving:
-            self.sender.start(leaving, self.places, state.demands)
+            self.sender.start(leaving, self.places)
         if residency is not None and residency.is_tight:
             self._make_room(residency)
         return handle

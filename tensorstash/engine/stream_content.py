@@ -55,7 +55,7 @@ class StreamContent(Content):
         source, transfers, spec = self.alias, self._transfers, self.spec
         place: Any = self.place
         try:
-            transfers.save(id(self))
+            transfers.saved.add(id(self))
             compute = transfers.compute(spec.device)
             if compute != self._stream:
                 transfers.follow(self._stream, compute, source)
@@ -226,7 +226,8 @@ class StreamContent(Content):
             # The slot is the memory that they were transferred to.
             arrival = transfers.back(flight.array, spec, flight._end or flight.end, is_prefetch=is_prefetch)
             if arrival is not None:
-                place.ledger.add(place.numbers, 0, 0, 0, 0.0, 1)
+                with place.ledger.lock:
+                    place.numbers[4] += 1  # as :meth:`Ledger.add` does, without its frame
             return arrival
         if is_prefetch and not transfers.has_room(spec.nbytes):
             return None
@@ -262,4 +263,7 @@ class StreamContent(Content):
             other.release()
 
     def __del__(self) -> None:
-        self._transfers.leave(id(self), self._arrival)
+        saved = self._transfers.saved
+        saved.discard(id(self))
+        if not saved or self._arrival is not None:
+            self._transfers.leave(self._arrival)
