@@ -1,18 +1,15 @@
 """The place of each kind of saved tensors under a policy: found once, and remembered."""
 
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
 from tensorstash.abilities import Backend
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.content import Content
-from tensorstash.engine.host_place import HostPlace
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.place import DevicePlace, Place
+from tensorstash.engine.place import Place
 from tensorstash.engine.readers import Learned, guess
-from tensorstash.engine.stages import device_stages, host_stages
 from tensorstash.engine.transfers import Transfers
 from tensorstash.host.allocator import set_for_policies
 from tensorstash.policies.plan import HookPolicy, Plan, Rebuilding
@@ -143,7 +140,7 @@ class Places:
         if plan not in self._numbers:
             self._numbers[plan] = next(self._next_number)
         parts = config, self._store(config), self._ledger, self.transfers, self._numbers[plan]
-        place = _place_for(plan, spec, self._backend, *parts)
+        place = Place(plan, spec, self._backend, *parts)
         if spec.device != "cpu" and place.transfers is None and place.tier != "device":
             why = "its backend has no streams" if self.transfers is None else self.transfers.why_wait(spec.device)
             self._ledger.waits[spec.device] = why or ""
@@ -155,44 +152,3 @@ class Places:
             store = self.stores[config] = config.open()
             self._adviser.judge_directories(getattr(config, "directories", ()))
         return store
-
-
-def _place_for(
-    plan: Plan,
-    spec: TensorSpec,
-    backend: Backend[Any],
-    config: StoreConfig,
-    store: Store,
-    ledger: Ledger,
-    transfers: Transfers | None,
-    number: int,
-) -> Place:
-    """Return the place of a plan for tensors of one spec.
-
-    Args:
-        plan: codecs to run, and a store.
-        spec: of the tensors.
-        backend: the framework's adapter.
-        config: the plan's store, or memory where it names none.
-        store: opened from ``config``.
-        ledger: counts stages and payloads.
-        transfers: of the session; None where nothing is transferred beside the computation.
-        number: of the plan.
-    """
-    parts: tuple[Any, ...] = (*plan.codecs, config)
-    labels = [f"stage {i} of {len(parts)} ({part!r}), tensor {spec}" for i, part in enumerate(parts, start=1)]
-    kernels = device_stages(backend, plan.codecs, spec.dense(), labels[:-1], ledger)
-    streams = transfers if transfers is not None and transfers.has_streams(spec.device) else None
-    others = plan, spec, backend, kernels, ledger, labels[-1], streams, number, _in_memory
-    ran = len(kernels)
-    if plan.store is None and ran == len(plan.codecs) > 0 and spec.device != "cpu":
-        return DevicePlace(*others)
-    stages = host_stages(plan.codecs[ran:], kernels.result, labels[ran:-1], ledger)
-    return HostPlace(stages, config, store, *others)
-
-
-def _in_memory(place: Place) -> Place:
-    """Return the same place with a store in memory, where nothing is counted."""
-    here = Memory()
-    plan = replace(place.plan, store=here if place.plan.store is not None else None)
-    return _place_for(plan, place.saved, place.backend, here, here.open(), Ledger(), None, 0)

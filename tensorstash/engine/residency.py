@@ -47,7 +47,7 @@ class Residency:
         self._alive: dict[ref[Content], int] = {}
         self._gone: deque[ref[Content]] = deque()
         self._used_bytes = self._peak_bytes = 0
-        self._has_streams = self._is_full = False
+        self._has_streams = False
         self.is_tight = False
         """Whether more than the limit is held, once those that have left last are on their way."""
         self.after_fork()
@@ -167,18 +167,13 @@ class Residency:
         leaving: list[Any] = []
         for content in freed:
             stays = content.is_streamed and content.place.is_lossless
-            # As nearly always the oldest makes room, where one had to before.
-            oldest: Any = self._staying.popleft()() if stays and self._is_full and self._staying else None
-            if oldest is not None:
-                leaving.append(oldest)
+            oldest: Any = None
             while stays and not content.stay(oldest):
-                self._is_full = True
                 stays = bool(self._staying)
                 oldest = self._staying.popleft()() if stays else None
                 if oldest is not None:
                     leaving.append(oldest)
             if stays:
-                self._is_full = self._is_full and oldest is not None
                 self._staying.append(ref(content))
             else:
                 leaving.append(content)
