@@ -26,7 +26,7 @@ from tensorstash.engine.memory import BudgetSize, limit_of
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import POLICY, SMALL, Places, Way
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
-from tensorstash.engine.readers import Reading, Trail
+from tensorstash.engine.readers import Reading
 from tensorstash.engine.recomputer import NewRecomputer, Recomputer
 from tensorstash.engine.residency import Residency
 from tensorstash.engine.scope import InModule, Scope, Thread
@@ -145,7 +145,7 @@ class Session(Generic[T]):
                 self._current_stretch()  # a block asks for the plan before it saves anything
             self._stretch.close()  # contents saved before are never taken for the same
         hooks = self.backend.hooks(self.pack, self.unpack, trusted=True)
-        return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
+        return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), [0, 0], self._entry_ended)
 
     def _entry_ended(self) -> None:
         self._start_all_freed()
@@ -330,7 +330,7 @@ class Session(Generic[T]):
         handle = Stashed(state, content, stretch, spec)
         readers, reading = thread.readers, content.reading
         if readers is not None and reading is not None:
-            reading.saved(thread.trail, thread.trail.add((thread.module, spec, backend.producer(tensor))))
+            reading.saved(thread.trail, (thread.module, spec, backend.producer(tensor)))
         next((state.ledger.stashed if is_new else state.ledger.deduplicated)[spec.nbytes])
         if is_new and thread.module:
             next(state.ledger.modules[thread.module][spec.nbytes])
