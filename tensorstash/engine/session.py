@@ -108,7 +108,7 @@ class Session(Generic[T]):
         self._kept = ledger.kept
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
         self._alias, self._version, self._storage = backend.alias, backend.version, backend.storage
-        self._ways: dict[int, tuple[TensorSpec, Way]] = {}
+        self._ways: dict[tuple[int, str], tuple[TensorSpec, Way]] = {}
         self._stretch = Stretch()
         self._thread = Thread()
         self._recomputer = None if new_recomputer is None else new_recomputer(self.state, self._thread)
@@ -148,16 +148,13 @@ class Session(Generic[T]):
         return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), [0, 0], self._entry_ended)
 
     def _entry_ended(self) -> None:
-        self._start_all_freed()
+        if self._residency is not None:
+            self.sender.start(self._residency.leaving(all_of_them=True), self.places)
         judge_regions(self.adviser, self.regions.values())
         self.sender.entry_ended(self.state.ledger.saved_bytes)
         is_recording = not isinstance(self.backend, SupportsRecording) or self.backend.is_recording()
         if is_recording and self.adviser.entry_ended():
             self.adviser.judge(self.state.ledger.snapshot())
-
-    def _start_all_freed(self) -> None:
-        if self._residency is not None:
-            self.sender.start(self._residency.leaving(all_of_them=True), self.places)
 
     def module(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager in which saved tensors belong to the module ``name``."""
@@ -228,11 +225,8 @@ class Session(Generic[T]):
         if self.state.was_asked and (recomputer is not None or self._ladder is not None):
             with self._lock:  # before the first is noted, whatever becomes of it
                 self._current_stretch()
-        known = self._ways.get(id(spec))  # as :meth:`_way` does, without the frame of a hash
-        if known is None or known[0] is not spec or self._thread.module:
-            rebuilding, place = self._way(spec, "any")
-        else:
-            rebuilding, place = known[1]
+        known = self._ways.get((id(spec), self._thread.module))  # as :meth:`_way` does, without the frame of a hash
+        rebuilding, place = self._way(spec, "any") if known is None or known[0] is not spec else known[1]
         record = memory = None
         if self._ladder is not None and is_large:
             if not self._ladder.is_begun:
@@ -387,8 +381,8 @@ class Session(Generic[T]):
         way = places.known(kind)
         if way is None:
             way = places.new(kind, self.policy, spec.inside(module) if module else spec, demand, masks)
-        if kind is spec:
+        if demand == "any" and not masks:
             if len(self._ways) >= _REMEMBERED:
                 self._ways.clear()
-            self._ways[id(spec)] = spec, way
+            self._ways[id(spec), module] = spec, way
         return way
