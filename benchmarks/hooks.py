@@ -51,8 +51,15 @@ class Program:
     def __init__(self, framework: str, elements: int, device: str) -> None:
         self._start = lab_of(framework).tensor(floats(elements), device=device, requires_grad=True)
 
-    def passes(self, scope: Scope, saves: int, clock: Callable[[], float] = perf_counter) -> Pair:
-        """Return the seconds of a forward and of its backward, or another count that a clock has."""
+    def passes(self, scope: Scope, saves: int, clock: Callable[[], float] = perf_counter, profile: Any = None) -> Pair:
+        """Return the seconds of a forward and of its backward, or another count that a clock has.
+
+        Args:
+            scope: around the forward.
+            saves: tensors that are saved.
+            clock: is asked before and behind each.
+            profile: of the thread that runs backward, which on a device is another one.
+        """
         for _ in range(2):  # the second counts: the first takes back memory and caches
             gc.collect()
             started, x = clock(), self._start
@@ -60,6 +67,8 @@ class Program:
                 for _ in range(saves):
                     x = x.sin()
             half, result = clock(), x.sum()
+            if profile is not None:
+                result.register_hook(lambda _: sys.setprofile(profile))
             result.backward()
             del x, result
         return half - started, clock() - half
@@ -92,7 +101,7 @@ class Calls:
         for who in self.counts:
             with self:
                 count = partial(self.counts.__getitem__, who)
-                plain, ours = (program.passes(each, saves, count) for each in (nullcontext, scope))
+                plain, ours = (program.passes(each, saves, count, self._note) for each in (nullcontext, scope))
             for way in (0, 1):
                 found[way].append(f"{max(ours[way] - plain[way], 0) / saves:.0f}")
         return [" + ".join(some) for some in found]

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator, ExitStack
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tensorstash.abilities import Backend, Region, SupportsCheckpoints
@@ -17,7 +17,6 @@ from tensorstash.config import walk
 from tensorstash.config.reading import policy_of
 from tensorstash.config.settings import judge_variable
 from tensorstash.engine.memory import budget_of
-from tensorstash.engine.places import NEAR, Away
 from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
@@ -50,7 +49,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 MIN_BYTES = "64KiB"
 """Below this size, keeping a tensor costs less than anything that could be done with it."""
 
-MIN_AWAY_BYTES = Away(disk=256 * 2**10, device=2**20)
+MIN_AWAY_BYTES = MappingProxyType({"disk": 256 * 2**10, "device": 2**20})
 """Below this size, a turn of the thread that writes, or the launch of a copy, costs more than the memory is worth."""
 
 
@@ -377,7 +376,7 @@ def _session(
         policy,
         backend,
         min_bytes=parse_bytes(MIN_BYTES if min_bytes is None else min_bytes, path=f"{caller}.min_bytes"),
-        min_away_bytes=MIN_AWAY_BYTES if min_bytes is None else NEAR,
+        min_away_bytes=MIN_AWAY_BYTES if min_bytes is None else {},
         budget=budget_of(budget, f"{caller}.budget"),
         limits=limits_of(limits, caller),
         new_recomputer=Recomputer if remakes else None,

@@ -7,7 +7,7 @@ from tensorstash.engine.advice import Adviser
 from tensorstash.engine.content import Content
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.prefetch import Prefetcher
-from tensorstash.engine.readers import Demands
+from tensorstash.engine.readers import Learned, learn
 from tensorstash.engine.residency import Residency
 from tensorstash.engine.stretch import Stretch
 from tensorstash.errors import StashError, modified
@@ -57,7 +57,7 @@ class SessionState:
         self.compiled_graph = None if graph is None else graph.compiled_graph
         self.running_demand = None if graph is None else graph.running_demand
         self.may_write = bool if graph is None else graph.may_write
-        self.demands = Demands()
+        self.learned: Learned = {}
         self.was_asked = False
         """Whether a handle has been restored since this was last set to False."""
 
@@ -111,7 +111,7 @@ class SessionState:
         demand = None if kind is None or self.running_demand is None else self.running_demand(handle)
         if reading is None or demand is None:
             return
-        self.demands.learn(kind, demand)
+        learn(self.learned, kind, demand)
         if reading.trusts_learned and place.plan.within(demand) != place.plan:
             raise StashError(
                 f"{place.label}: backward needs the tensor exactly, and did not in the "

@@ -4,20 +4,36 @@ Kernels run where the tensor is while each codec has one; then the payload is tr
 back, and the other codecs and the store work on it there. A place serves all tensors of one kind.
 """
 
-from abc import ABC, abstractmethod
+import errno
 from collections.abc import Callable
-from typing import Any, cast
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, TypeVar, cast
+
+import numpy as np
 
 from tensorstash.abilities import Backend, Layouts, SupportsGraph, SupportsSharedMemory
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.shared_span import SharedSpan
-from tensorstash.engine.stages import Stages
+from tensorstash.engine.stages import device_stages, host_stages
+from tensorstash.engine.transfer import Transfer
 from tensorstash.engine.transfers import Transfers
-from tensorstash.host.arrays import as_bytes, borrowed
+from tensorstash.errors import CorruptDataError, StashError, StoreError
+from tensorstash.host.arrays import Array, adopted, as_bytes, borrowed, copied, is_private
 from tensorstash.host.checksum import checksum
 from tensorstash.policies.plan import Plan
-from tensorstash.protocols import Slot, Store
+from tensorstash.protocols import Slot, Store, StoreConfig
 from tensorstash.spec import TensorSpec
+from tensorstash.stores.memory import Memory
+
+D = TypeVar("D")
+R = TypeVar("R")
+
+_PASSING = frozenset({errno.EINTR, errno.EAGAIN, errno.EIO})
+_MORE_ATTEMPTS = 2
+
+_SHORT_BYTES = 8 * 2**20
+"""Up to here a quick codec takes about as long as to hand the work to a thread."""
 
 
 class Stored:
@@ -47,69 +63,83 @@ class Stored:
             self.store.delete(self.slot)
 
 
-class Place(ABC):
+class Place:
     """Captures saved tensors of one spec, loads their bytes and rebuilds them. Thread-safe, holds no payload.
+
+    Payloads are encoded and stored on the host, on any thread. On a device with streams they are transferred there
+    beside the computation, and back ahead of it; where kernels run all codecs and no store is named, they stay there.
 
     Args:
         plan: codecs to run, and a store.
         spec: of the tensors, as their policy was asked about them.
         backend: the framework's adapter.
-        kernels: of codecs that run where the tensor is.
+        config: the plan's store, or memory where it names none.
+        store: opened from ``config``.
         ledger: counts stages and payloads.
-        label: its name in messages.
         transfers: of the session; None where nothing is transferred beside the computation.
         number: the same for all places of a session that have the same plan.
-        in_memory: returns the same place with a store in memory, where nothing is counted.
     """
-
-    tier: str
-    may_hang = False
-    """Whether its store may never answer, so that only threads that can be given up call it."""
-    is_costly = False
-    """Whether it takes longer to load than a copy does."""
-    may_be_now = is_now = False
-    """Whether its codecs are quick and the payload stays in host memory, so that they may run in the hooks; and whether
-    they always do, as the tensor is small."""
-    needs_worker = True
-    """Whether there is work behind the launch, or all of it."""
-    shares_source = False
-    """Whether the tensor's own memory is transferred."""
-    is_at_hand = False
-    """Whether each rebuilt tensor is made of the payload as it is, so that nothing loaded is worth holding."""
-    shared_memory: SupportsSharedMemory[Any] | None = None
-    """Puts rebuilt tensors into one memory, where they are on the host and backward does not write."""
 
     def __init__(
         self,
         plan: Plan,
         spec: TensorSpec,
         backend: Backend[Any],
-        kernels: Stages,
+        config: StoreConfig,
+        store: Store,
         ledger: Ledger,
-        label: str,
         transfers: Transfers | None,
         number: int,
-        in_memory: "Callable[[Place], Place]",
     ) -> None:
+        self.plan, self.backend, self.ledger, self.number, self.store = plan, backend, ledger, number, store
+        self.saved, self.spec = spec, spec.dense()
+        """Of the tensors, as their policy was asked about them, and of their elements."""
+        parts: tuple[Any, ...] = (*plan.codecs, config)
+        labels = [f"stage {i} of {len(parts)} ({part!r}), tensor {spec}" for i, part in enumerate(parts, start=1)]
+        self.label = labels[-1]
+        """Its name in messages."""
+        self.kernels = kernels = device_stages(backend, plan.codecs, self.spec, labels[:-1], ledger)
+        """Of codecs that run where the tensor is."""
+        codecs = plan.codecs[len(kernels) :]
+        self.stages = stages = host_stages(codecs, kernels.result, labels[len(kernels) : -1], ledger)
+        """Codecs that run on the host."""
+        self.is_at_hand = plan.store is None and bool(kernels) and not codecs and spec.device != "cpu"
+        """Whether the payload stays on its device, so that nothing loaded is worth holding."""
+        self.tier = "device" if self.is_at_hand else config.tier
+        has_streams = transfers is not None and transfers.has_streams(spec.device)
+        self.transfers = transfers if has_streams else None
+        if not self.is_at_hand:
+            self.numbers = ledger.tier(config.tier)
+        self.is_lossless, self.runs_kernels, self._has_stages = plan.is_lossless, bool(kernels), bool(stages)
+        self._trusts_store = getattr(store, "verifies", False)
+        self._declines = bool(stages) and stages.may_pass_on and store.retains
+        self.is_costly = not self.is_at_hand and (bool(stages) or self.tier != "memory")
+        """Whether it takes longer to load than a copy does."""
+        self.may_hang = self.tier not in ("memory", "device")
+        """Whether its store may never answer, so that only threads that can be given up call it."""
+        are_quick = bool(codecs) and all(getattr(codec, "is_quick", False) for codec in codecs)
+        self.may_be_now = are_quick and self.tier == "memory" and not has_streams
+        """Whether its codecs are quick and the payload stays in host memory, so that they may run in the hooks."""
+        self.is_now = self.may_be_now and self.spec.nbytes <= _SHORT_BYTES  # as a small tensor's always do
+        # With streams nothing may need the bytes themselves, and not just the memory that they arrive in.
+        takes_pending = self.is_at_hand or (not stages and getattr(store, "takes_pending", False))
+        self.needs_worker = not (has_streams and takes_pending)
+        """Whether there is work behind the launch, or all of it."""
+        self.shares_source = has_streams and not kernels and spec.order.is_dense
+        """Whether the tensor's own memory is transferred."""
+        self.loses_on_host = not all(codec.lossless for codec in codecs)
+        """Whether a codec that runs after the transfer loses something."""
         is_shared = not backend.backward_writes and isinstance(backend, SupportsSharedMemory)
         self.relays = cast(SupportsSharedMemory[Any], backend) if is_shared else None
         """Gives all readers one memory, where backward does not write into it."""
-        self.plan, self.backend, self.kernels, self.ledger = plan, backend, kernels, ledger
-        self.label, self.transfers, self.number = label, transfers, number
-        self.saved = spec
-        """Of the tensors, as their policy was asked about them."""
-        self.spec = spec.dense()
-        """Of their elements."""
-        self.is_lossless = plan.is_lossless
-        self.runs_kernels = bool(kernels)
+        self.shared_memory = self.relays if not kernels and spec.device == "cpu" else None
+        """Puts rebuilt tensors into one memory, where they are on the host and backward does not write."""
         self.layouts: Layouts[Any] | None = backend.layouts
         self.may_write = backend.may_write if isinstance(backend, SupportsGraph) else bool
-        self._in_memory = in_memory
         self._twin: Place | None = None
 
-    @abstractmethod
     def capture(self, source: Any, spec: TensorSpec, *, private: bool = False) -> Stored | None:
-        """Run the codecs on a tensor of ``spec`` and store the result.
+        """Run the codecs on a tensor of ``spec``, or its elements, and store the result.
 
         Args:
             source: the tensor.
@@ -123,8 +153,56 @@ class Place(ABC):
             CodecError: a codec or a kernel raised, or returned something its ``encoded_spec`` does not announce.
             StoreError: the store could not take the payload.
         """
+        if self.runs_kernels:
+            source = self.launch(source, spec)
+            if self.is_at_hand:
+                return self.stored_here(source)
+            spec, is_mine = self.backend.spec(source), True  # on the CPU it is the payload's own memory
+        else:
+            # With codecs it is still borrowed: bytes that they pass on stay in their tensor.
+            is_mine = private and not self.plan.codecs
+        data = source if isinstance(source, np.ndarray) else self.backend.to_host(source, spec)
+        if is_mine:
+            data = adopted(data)
+        elif self.plan.codecs:  # also a copy of a tensor that is not dense: the same bytes in there would save nothing
+            data = borrowed(data)
+        return self.store_array(data)
 
-    @abstractmethod
+    def store_array(self, data: Array) -> Stored | None:
+        """Run the codecs on elements in memory order and store the result."""
+        if self._has_stages:
+            data = self.stages.encode(data)
+        payload = as_bytes(data)
+        if self._declines and not is_private(payload):
+            return None
+        return self._answer(self._put, payload)
+
+    def stored_here(self, launched: Any) -> Stored:
+        """Return a payload that stays on its device, and is its own slot."""
+        return Stored(None, launched, self.backend.nbytes(launched))
+
+    def stored_at_once(self, flight: Transfer) -> Stored:
+        """Return a stored payload whose bytes may still be arriving."""
+        array, started = flight.array, perf_counter()
+        try:
+            slot = self.store.put(array)
+        except StashError as error:
+            raise error.at(self.label) from error
+        return Stored(self.store, slot, array.nbytes, None, perf_counter() - started)
+
+    def store_transferred(self, array: Array) -> Stored:
+        """Run the codecs of the host on a result of :meth:`launch`, which is this place's now; see :meth:`capture`."""
+        spec = self.launched_spec(array.nbytes)
+        stored = self.store_array(array.view(spec.carrier).reshape(spec.shape))
+        assert stored is not None, "memory that was handed over is never declined"
+        return stored
+
+    def as_stored(self, transferred: Array) -> Array:
+        """Return the later result for bytes that were transferred and are not stored yet; see :meth:`round_trip`."""
+        twin, launched = self.twin, self.launched_spec(transferred.nbytes)
+        stored = twin.store_array(borrowed(transferred.view(launched.carrier).reshape(launched.shape)))
+        return transferred if stored is None else twin.load(stored)
+
     def load(self, stored: Stored) -> Any:
         """Return the input of :meth:`rebuild`: an array, or the payload itself if it has stayed on its device.
 
@@ -135,8 +213,20 @@ class Place(ABC):
             CodecError: a codec raised, or returned something of another shape or dtype than went in.
             StoreError: the store could not give the payload back.
         """
+        if self.is_at_hand:
+            return stored.slot
+        started = perf_counter()
+        data = self._answer(self._get, stored)
+        result = self.stages.result
+        if result.shape != (-1,):
+            data = data.view(result.carrier).reshape(result.shape)
+        self.ledger.add(self.numbers, 0, 0, 0, 0.0, 1, perf_counter() - started)
+        if self._has_stages:
+            data = self.stages.decode(data)
+        # A device reads some memory on its own, if there is any left.
+        staged = self.transfers is not None and self.needs_worker
+        return self.transfers.staged(data, self.spec.device) if staged else data  # type: ignore[union-attr]
 
-    @abstractmethod
     def rebuild(self, data: Any, spec: TensorSpec, span: SharedSpan | None = None) -> Any:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``.
 
@@ -148,13 +238,29 @@ class Place(ABC):
         Raises:
             CodecError: a kernel raised, or returned something of another shape or dtype than went in.
         """
+        if span is not None:
+            return span.rebuild(data, spec)
+        if not self.runs_kernels:
+            return self.backend.from_host(data.reshape(spec.order.shape), spec)
+        if self.is_at_hand:
+            return self.assemble(data, spec, adopt=False)
+        kernels = self.backend.kernels
+        assert kernels is not None, "a backend without kernels"
+        return self.assemble(kernels.payload(data, self.launched_spec(data.nbytes)), spec, adopt=True)
 
     def private_source(self, tensor: Any, spec: TensorSpec) -> tuple[Any, int | None]:
-        """Return a private copy of a tensor, and a checksum of its content unless that is on a device with streams."""
+        """Return a private copy of a tensor, and a checksum of its content unless that is on a device with streams.
+
+        Where it is transferred, the tensor itself: a launched copy is private, or a copy is made then, if it has to be.
+        Where the program waits for a copy from a device, the elements in host memory.
+        """
         if self.transfers is not None:
-            return self.copy_here(tensor, spec), None
-        source = self.copy(tensor, spec, spec)
-        return source, checksum(as_bytes(self.backend.to_host(source, spec)))
+            return (self.copy_here(tensor, spec) if self.is_at_hand else self.backend.detached(tensor)), None
+        if self.runs_kernels or spec.device == "cpu":
+            source = self.copy(tensor, spec, spec)
+            return source, checksum(as_bytes(self.backend.to_host(source, spec)))
+        data = self.backend.to_host(tensor, spec)
+        return data, checksum(as_bytes(data))
 
     def copy_here(self, tensor: Any, spec: TensorSpec) -> Any:
         """Return a copy of a tensor on a device with streams, in the order of the current one."""
@@ -204,7 +310,9 @@ class Place(ABC):
     def twin(self) -> "Place":
         """The same place with a store in memory, where nothing is counted."""
         if self._twin is None:
-            self._twin = self._in_memory(self)
+            here = Memory()
+            plan = replace(self.plan, store=here if self.plan.store is not None else None)
+            self._twin = Place(plan, self.saved, self.backend, here, here.open(), Ledger(), None, 0)
         return self._twin
 
     def forward(self, source: Any, spec: TensorSpec, wanted: TensorSpec, *, may_give: bool) -> Any:
@@ -224,10 +332,11 @@ class Place(ABC):
         return source if spec == wanted else shared.relaid(source, spec, wanted)
 
     def copy(self, source: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
-        """Return a copy of a tensor of ``spec`` in private writable memory with the exact layout of ``wanted``."""
-        if self.layouts is not None:
+        """Return a copy of a tensor of ``spec``, or its elements, in private memory with the layout of ``wanted``."""
+        is_array = isinstance(source, np.ndarray)
+        if self.layouts is not None and not is_array:
             return self.layouts.restored(self.layouts.dense(source, spec), wanted, adopt=False)
-        data = borrowed(self.backend.to_host(source, spec))
+        data = borrowed(source if is_array else self.backend.to_host(source, spec))
         return self.backend.from_host(data.reshape(wanted.dense().shape), wanted)
 
     def shares(self, spec: TensorSpec, wanted: TensorSpec) -> bool:
@@ -247,29 +356,40 @@ class Place(ABC):
         spec = self.kernels.result
         return spec if spec.shape != (-1,) else TensorSpec((nbytes,), (1,), 0, spec.dtype, spec.device)
 
+    def _put(self, payload: Array) -> Stored:
+        """Put bytes into the store on this thread, however long it takes."""
+        started = perf_counter()
+        if self.store.retains and not is_private(payload):
+            payload = copied(payload)
+        digest = None if self._trusts_store else checksum(payload)
+        slot = self.store.put(payload)
+        return Stored(self.store, slot, payload.nbytes, digest, perf_counter() - started)
 
-class DevicePlace(Place):
-    """Payloads that never leave their device, made by kernels."""
+    def _get(self, stored: Stored) -> Array:
+        data: object = self.store.get(stored.slot)
+        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (stored.nbytes,):
+            got = f"{data.dtype.name}{data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+            raise CorruptDataError(f"the store gave back {got}, expected uint8({stored.nbytes},)")
+        if stored.digest is not None and checksum(data) != stored.digest:
+            raise CorruptDataError(f"{stored.nbytes} bytes came back altered")
+        return data
 
-    tier = "device"
-    is_at_hand = True
+    def _answer(self, question: Callable[[D], R], given: D) -> R:
+        """Return the answer of the store, which is asked again after an error that may pass; others are named."""
+        attempts = _MORE_ATTEMPTS
+        while True:
+            try:
+                return question(given)
+            except Exception as error:
+                if attempts and _may_pass(error):
+                    attempts -= 1
+                    continue
+                if isinstance(error, StashError):
+                    raise error.at(self.label) from error
+                raise StoreError(f"{self.label}: {type(error).__name__}: {error}") from error
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.needs_worker = self.transfers is None  # else all that there is to do is launched
 
-    def capture(self, source: Any, spec: TensorSpec, *, private: bool = False) -> Stored:
-        """Run the kernels; see :meth:`Place.capture`."""
-        return self.stored(self.launch(source, spec))
-
-    def load(self, stored: Stored) -> Any:
-        """Return the payload itself."""
-        return stored.slot
-
-    def rebuild(self, data: Any, spec: TensorSpec, span: SharedSpan | None = None) -> Any:
-        """Return a fresh tensor; see :meth:`Place.rebuild`."""
-        return self.assemble(data, spec, adopt=False)
-
-    def stored(self, launched: Any) -> Stored:
-        """Return a payload that is its own slot."""
-        return Stored(None, launched, self.backend.nbytes(launched))
+def _may_pass(error: BaseException) -> bool:
+    # In a frame of its own, which no error refers to.
+    cause = error if isinstance(error, OSError) else error.__cause__ if isinstance(error, StoreError) else None
+    return isinstance(cause, OSError) and cause.errno in _PASSING

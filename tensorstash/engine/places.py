@@ -1,18 +1,15 @@
 """The place of each kind of saved tensors under a policy: found once, and remembered."""
 
-from collections.abc import Hashable
-from dataclasses import replace
+from collections.abc import Hashable, Mapping
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from tensorstash.abilities import Backend
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.content import Content
-from tensorstash.engine.host_place import HostPlace
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.place import DevicePlace, Place
-from tensorstash.engine.readers import Demands
-from tensorstash.engine.stages import device_stages, host_stages
+from tensorstash.engine.place import Place
+from tensorstash.engine.readers import Learned, guess
 from tensorstash.engine.transfers import Transfers
 from tensorstash.host.allocator import set_for_policies
 from tensorstash.policies.plan import HookPolicy, Plan, Rebuilding
@@ -32,22 +29,6 @@ Way = tuple[Rebuilding | None, Place | str]
 """The treatment of tensors of a kind: whether those that can be made again are; the place of others, or why not."""
 
 
-class Away(NamedTuple):
-    """Sizes in bytes below which tensors are kept rather than sent away.
-
-    Args:
-        disk: of tensors that are written to a disk.
-        device: of tensors that are copied from an accelerator to the host.
-    """
-
-    disk: int = 0
-    device: int = 0
-
-
-NEAR = Away()
-"""All sizes are sent away."""
-
-
 class Places:
     """Remembers a policy's treatment of each kind of tensors, and shares one store among equal configs.
 
@@ -57,7 +38,8 @@ class Places:
         ledger: counts for the stores.
         adviser: is told where tensors go.
         transfers: brings payloads to the host; None without streams.
-        min_away_bytes: smaller tensors are kept rather than sent away.
+        min_away_bytes: smaller tensors are kept rather than sent away, to a ``disk`` or from a ``device``.
+        learned: demands of readers in earlier steps.
 
     Raises:
         StoreError: a store the policy may use cannot be opened.
@@ -70,9 +52,10 @@ class Places:
         ledger: Ledger,
         adviser: Adviser,
         transfers: Transfers | None,
-        min_away_bytes: Away,
+        min_away_bytes: Mapping[str, int],
+        learned: Learned,
     ) -> None:
-        self._min_away_bytes = min_away_bytes
+        self._min_away_bytes, self._learned = min_away_bytes, learned
         self._backend = backend
         self._ledger = ledger
         self._adviser = adviser
@@ -111,13 +94,13 @@ class Places:
             set_for_policies()
         return self._remember(kind, (plan.rebuilding, place))
 
-    def suits(self, content: Content, demands: Demands) -> bool:
+    def suits(self, content: Content) -> bool:
         """Choose the part of a content's plan that suits its readers; return False if nothing is left of it."""
         reading = content.reading
         if reading is None:
             return True
         is_guess = reading.known < content.users
-        demand = demands.guess(reading) if is_guess else reading.demand
+        demand = guess(self._learned, reading) if is_guess else reading.demand
         place = content.place if demand == "any" else self._within(content.place, demand)
         if isinstance(place, str):
             next(self._ledger.declined[content.spec.nbytes])
@@ -147,7 +130,7 @@ class Places:
         config = plan.store or Memory()
         away = self._min_away_bytes
         is_copied = spec.device != "cpu" and plan.store is not None  # what kernels made may stay on the device
-        if spec.nbytes < max(away.disk if config.tier == "disk" else 0, away.device if is_copied else 0):
+        if spec.nbytes < max(away.get(config.tier, 0), away.get("device", 0) if is_copied else 0):
             return SMALL
         self.frees_host_memory |= spec.device == "cpu"
         if plan.codecs or config.tier != "memory" or spec.device != "cpu":
@@ -157,7 +140,7 @@ class Places:
         if plan not in self._numbers:
             self._numbers[plan] = next(self._next_number)
         parts = config, self._store(config), self._ledger, self.transfers, self._numbers[plan]
-        place = _place_for(plan, spec, self._backend, *parts)
+        place = Place(plan, spec, self._backend, *parts)
         if spec.device != "cpu" and place.transfers is None and place.tier != "device":
             why = "its backend has no streams" if self.transfers is None else self.transfers.why_wait(spec.device)
             self._ledger.waits[spec.device] = why or ""
@@ -169,44 +152,3 @@ class Places:
             store = self.stores[config] = config.open()
             self._adviser.judge_directories(getattr(config, "directories", ()))
         return store
-
-
-def _place_for(
-    plan: Plan,
-    spec: TensorSpec,
-    backend: Backend[Any],
-    config: StoreConfig,
-    store: Store,
-    ledger: Ledger,
-    transfers: Transfers | None,
-    number: int,
-) -> Place:
-    """Return the place of a plan for tensors of one spec.
-
-    Args:
-        plan: codecs to run, and a store.
-        spec: of the tensors.
-        backend: the framework's adapter.
-        config: the plan's store, or memory where it names none.
-        store: opened from ``config``.
-        ledger: counts stages and payloads.
-        transfers: of the session; None where nothing is transferred beside the computation.
-        number: of the plan.
-    """
-    parts: tuple[Any, ...] = (*plan.codecs, config)
-    labels = [f"stage {i} of {len(parts)} ({part!r}), tensor {spec}" for i, part in enumerate(parts, start=1)]
-    kernels = device_stages(backend, plan.codecs, spec.dense(), labels[:-1], ledger)
-    streams = transfers if transfers is not None and transfers.has_streams(spec.device) else None
-    others = plan, spec, backend, kernels, ledger, labels[-1], streams, number, _in_memory
-    ran = len(kernels)
-    if plan.store is None and ran == len(plan.codecs) > 0 and spec.device != "cpu":
-        return DevicePlace(*others)
-    stages = host_stages(plan.codecs[ran:], kernels.result, labels[ran:-1], ledger)
-    return HostPlace(stages, config, store, *others)
-
-
-def _in_memory(place: Place) -> Place:
-    """Return the same place with a store in memory, where nothing is counted."""
-    here = Memory()
-    plan = replace(place.plan, store=here if place.plan.store is not None else None)
-    return _place_for(plan, place.saved, place.backend, here, here.open(), Ledger(), None, 0)

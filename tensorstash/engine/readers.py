@@ -10,27 +10,13 @@ _TELLING = 8
 """Saves from which on two steps with the same sequence are taken to be the same program."""
 
 
-class Trail:
-    """The sequence of saved tensors of one entry of a scope, as one number that grows with it. For one thread.
+Trail = list[int]
+"""The sequence of saved tensors of one entry of a scope: a number that grows with it, and its length. For one thread.
 
-    Tensors saved by the last operations of a scope are found in no graph before backward runs. But if a scope saves the
-    same sequence of tensors, made by the same operations, as in an earlier step, then the demands learned in the
-    backward of that step holds for each place in it.
-    """
-
-    def __init__(self) -> None:
-        self._saved = 0
-        self._length = 0
-
-    def add(self, saved: Hashable) -> int:
-        """Append the name of a saved tensor; return its place."""
-        self._saved = hash((self._saved, saved))
-        self._length += 1
-        return self._length - 1
-
-    def kind(self, place: int) -> Hashable:
-        """Return the name of a place in the sequence so far; None if that is too short to tell programs apart."""
-        return (self._saved, place) if self._length >= _TELLING else None
+Tensors saved by the last operations of a scope are found in no graph before backward runs. But if a scope saves the
+same sequence of tensors, made by the same operations, as in an earlier step, then the demands learned in the
+backward of that step hold for each place in it.
+"""
 
 
 class Reading:
@@ -46,9 +32,10 @@ class Reading:
         self.trusts_learned = False
         """Whether it was encoded for readers that others of its kind had, in steps before."""
 
-    def saved(self, trail: Trail, place: int) -> None:
-        """Note the position of the save."""
-        self.place = trail, place
+    def saved(self, trail: Trail, saved: Hashable) -> None:
+        """Append the name of the saved tensor to a trail, and note its position there."""
+        self.place = trail, trail[1]
+        trail[:] = hash((trail[0], saved)), trail[1] + 1
 
     def is_read_by(self, demand: Demand) -> None:
         """Note one more reader, and its demand."""
@@ -63,22 +50,24 @@ class Reading:
     @property
     def kind(self) -> Hashable:
         """The name of contents that the same operations read in other steps; None where none is known."""
-        return None if self.place is None else self.place[0].kind(self.place[1])
+        if self.place is None:
+            return None
+        (so_far, length), place = self.place
+        return (so_far, place) if length >= _TELLING else None
 
 
-class Demands:
-    """The demands of readers that were found only when they asked, by kind of content. Thread-safe."""
+Learned = dict[Hashable, Demand]
+"""The demands of readers that were found only when they asked, by kind of content."""
 
-    def __init__(self) -> None:
-        self._learned: dict[Hashable, Demand] = {}
 
-    def guess(self, reading: Reading) -> Demand:
-        """Return the demand of known readers of a content, and of others as in earlier steps."""
-        return strictest((reading.demand, self._learned.get(reading.kind, "exact"))) or reading.demand
+def guess(learned: Learned, reading: Reading) -> Demand:
+    """Return the demand of known readers of a content, and of others as in earlier steps."""
+    return strictest((reading.demand, learned.get(reading.kind, "exact"))) or reading.demand
 
-    def learn(self, kind: Hashable, demand: Demand) -> None:
-        """Remember the demand of a reader for a kind of content."""
-        if len(self._learned) >= _REMEMBERED_KINDS:
-            self._learned.clear()
-        known = self._learned.get(kind, demand)
-        self._learned[kind] = strictest((known, demand)) or demand
+
+def learn(learned: Learned, kind: Hashable, demand: Demand) -> None:
+    """Remember the demand of a reader for a kind of content."""
+    if len(learned) >= _REMEMBERED_KINDS:
+        learned.clear()
+    known = learned.get(kind, demand)
+    learned[kind] = strictest((known, demand)) or demand

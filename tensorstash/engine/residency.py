@@ -46,7 +46,9 @@ class Residency:
         self._staying: deque[ref[Content]] = deque()
         self._alive: dict[ref[Content], int] = {}
         self._gone: deque[ref[Content]] = deque()
-        self._used_bytes = self._peak_bytes = 0
+        self._used_bytes = 0
+        self.peak_bytes = 0
+        """Most bytes that have counted towards the limit at one time."""
         self._has_streams = False
         self.is_tight = False
         """Whether more than the limit is held, once those that have left last are on their way."""
@@ -146,11 +148,6 @@ class Residency:
             waiting = [content.nbytes for group in self._groups.values() for content in _live(group)]
         return Tally(len(waiting), sum(waiting))
 
-    @property
-    def peak_bytes(self) -> int:
-        """Most bytes that have counted towards the limit at one time."""
-        return self._peak_bytes
-
     def spare_bytes(self) -> int:
         """Return the bytes that are left of the limit; less than none if it is exceeded."""
         assert self._ladder is not None, "a limit without a budget"
@@ -158,8 +155,8 @@ class Residency:
             with self._lock:
                 self._settle()
         held = self._used_bytes + self._ladder.other_bytes()
-        if held > self._peak_bytes:
-            self._peak_bytes = held
+        if held > self.peak_bytes:
+            self.peak_bytes = held
         return self._ladder.limit_bytes - held
 
     def _beyond_the_newest(self, freed: list[Any]) -> list[Any]:
@@ -200,7 +197,7 @@ class Residency:
             if (oldest := self._staying.popleft()()) is not None:
                 leaving.append(oldest)
                 self._used_bytes -= self._alive.pop(ref(oldest), 0)
-        self._peak_bytes = max(self._peak_bytes, self._used_bytes + other_bytes)
+        self.peak_bytes = max(self.peak_bytes, self._used_bytes + other_bytes)
         return leaving
 
     def _settle(self) -> None:

@@ -21,7 +21,7 @@ class Thread(threading.local):
     def __init__(self) -> None:
         self.module = ""
         self.readers: Readers[Any] | None = None
-        self.trail = Trail()
+        self.trail: Trail = [0, 0]
 
     def reads(self, readers: Readers[Any] | None, trail: Trail) -> None:
         """Take the readers and the trail of a block."""

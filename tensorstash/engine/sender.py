@@ -9,7 +9,6 @@ from tensorstash.abilities import Backend, SupportsStorageRelease
 from tensorstash.engine.content import Content
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import Places
-from tensorstash.engine.readers import Demands
 from tensorstash.errors import StoreError
 from tensorstash.host.budget import Lease, Shares
 from tensorstash.host.pool import IDLE_BYTES, POOL
@@ -60,13 +59,12 @@ class Sender:
         used, self._saving_bytes = POOL.take_stock()
         POOL.worth(max(min(self._worth_bytes, saved_bytes - self._saved_bytes + self.in_flight.used), used))
 
-    def start(self, contents: Iterable[Any], places: Places, demands: Demands) -> None:
+    def start(self, contents: Iterable[Any], places: Places) -> None:
         """Capture contents on a worker, or here where too many bytes are in flight; a failure is kept for later.
 
         Args:
             contents: whose memory nobody else holds any more.
             places: of contents whose readers decide.
-            demands: of readers in earlier steps.
 
         Raises:
             StoreError: the store hangs, or refused a content too large for the budget.
@@ -75,7 +73,7 @@ class Sender:
             if content.is_recipe:  # nothing leaves: it is recomputed
                 content.capture()
                 continue
-            if content.reading is not None and not places.suits(content, demands):
+            if content.reading is not None and not places.suits(content):
                 continue
             place, nbytes = content.place, content.nbytes
             if self._release_storages is not None:

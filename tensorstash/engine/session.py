@@ -1,9 +1,10 @@
 """A policy at work on a backend: packs saved tensors, counts, and shares one store among equal configs."""
 
 import threading
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
 from tensorstash.abilities import (
@@ -23,9 +24,9 @@ from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.link import Pace
 from tensorstash.engine.memory import BudgetSize, limit_of
 from tensorstash.engine.place import Place
-from tensorstash.engine.places import NEAR, POLICY, SMALL, Away, Places, Way
+from tensorstash.engine.places import POLICY, SMALL, Places, Way
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
-from tensorstash.engine.readers import Reading, Trail
+from tensorstash.engine.readers import Reading
 from tensorstash.engine.recomputer import NewRecomputer, Recomputer
 from tensorstash.engine.residency import Residency
 from tensorstash.engine.scope import InModule, Scope, Thread
@@ -80,7 +81,7 @@ class Session(Generic[T]):
         *,
         min_bytes: int,
         limits: Limits,
-        min_away_bytes: Away = NEAR,
+        min_away_bytes: Mapping[str, int] = MappingProxyType({}),
         budget: BudgetSize | None = None,
         new_recomputer: NewRecomputer | None = None,
     ) -> None:
@@ -107,7 +108,7 @@ class Session(Generic[T]):
         self._kept = ledger.kept
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
         self._alias, self._version, self._storage = backend.alias, backend.version, backend.storage
-        self._ways: dict[int, tuple[TensorSpec, Way]] = {}
+        self._ways: dict[tuple[int, str], tuple[TensorSpec, Way]] = {}
         self._stretch = Stretch()
         self._thread = Thread()
         self._recomputer = None if new_recomputer is None else new_recomputer(self.state, self._thread)
@@ -116,7 +117,7 @@ class Session(Generic[T]):
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
         # Where every tensor is kept, their sum is all there is to say about them.
         self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
-        self.places = Places(policy, backend, ledger, self.adviser, self.transfers, min_away_bytes)
+        self.places = Places(policy, backend, ledger, self.adviser, self.transfers, min_away_bytes, self.state.learned)
         self.regions: dict[str, Region] = {}
         """The blocks of a model that may be computed again, by name."""
         self._border = None if budget is None else Border(self.regions, backend.streams, may_send=not only_keeps)
@@ -144,19 +145,16 @@ class Session(Generic[T]):
                 self._current_stretch()  # a block asks for the plan before it saves anything
             self._stretch.close()  # contents saved before are never taken for the same
         hooks = self.backend.hooks(self.pack, self.unpack, trusted=True)
-        return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), Trail(), self._entry_ended)
+        return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), [0, 0], self._entry_ended)
 
     def _entry_ended(self) -> None:
-        self._start_all_freed()
+        if self._residency is not None:
+            self.sender.start(self._residency.leaving(all_of_them=True), self.places)
         judge_regions(self.adviser, self.regions.values())
         self.sender.entry_ended(self.state.ledger.saved_bytes)
         is_recording = not isinstance(self.backend, SupportsRecording) or self.backend.is_recording()
         if is_recording and self.adviser.entry_ended():
             self.adviser.judge(self.state.ledger.snapshot())
-
-    def _start_all_freed(self) -> None:
-        if self._residency is not None:
-            self.sender.start(self._residency.leaving(all_of_them=True), self.places, self.state.demands)
 
     def module(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager in which saved tensors belong to the module ``name``."""
@@ -190,7 +188,7 @@ class Session(Generic[T]):
                 their tensors stay where they are, and are refused if they are modified.
         """
         if self._residency is not None:
-            self.sender.start(self._residency.clear(), self.places, self.state.demands)
+            self.sender.start(self._residency.clear(), self.places)
         with self._lock:
             self._stretch.close()  # holders of captured contents may write to them now
         self.sender.drain()
@@ -223,15 +221,12 @@ class Session(Generic[T]):
         if recomputer is not None and self._residency is not None:
             freed = self._residency.leaving()
             if freed:
-                self.sender.start(freed, self.places, self.state.demands)
+                self.sender.start(freed, self.places)
         if self.state.was_asked and (recomputer is not None or self._ladder is not None):
             with self._lock:  # before the first is noted, whatever becomes of it
                 self._current_stretch()
-        known = self._ways.get(id(spec))  # as :meth:`_way` does, without the frame of a hash
-        if known is None or known[0] is not spec or self._thread.module:
-            rebuilding, place = self._way(spec, "any")
-        else:
-            rebuilding, place = known[1]
+        known = self._ways.get((id(spec), self._thread.module))  # as :meth:`_way` does, without the frame of a hash
+        rebuilding, place = self._way(spec, "any") if known is None or known[0] is not spec else known[1]
         record = memory = None
         if self._ladder is not None and is_large:
             if not self._ladder.is_begun:
@@ -266,7 +261,7 @@ class Session(Generic[T]):
             if self._residency is not None and content.users == 1:
                 leaving = self._residency.leaving(content, look=False)
                 if leaving:
-                    self.sender.start(leaving, self.places, self.state.demands)
+                    self.sender.start(leaving, self.places)
             if content.place.users == 1:  # an output is held for others as far as a share of the step goes
                 self.sender.shares.saw(spec.nbytes)
             return handle
@@ -329,7 +324,7 @@ class Session(Generic[T]):
         handle = Stashed(state, content, stretch, spec)
         readers, reading = thread.readers, content.reading
         if readers is not None and reading is not None:
-            reading.saved(thread.trail, thread.trail.add((thread.module, spec, backend.producer(tensor))))
+            reading.saved(thread.trail, (thread.module, spec, backend.producer(tensor)))
         next((state.ledger.stashed if is_new else state.ledger.deduplicated)[spec.nbytes])
         if is_new and thread.module:
             next(state.ledger.modules[thread.module][spec.nbytes])
@@ -343,7 +338,7 @@ class Session(Generic[T]):
             look = self._recomputer is None
             leaving = residency.leaving(content if is_new else None, look=look) if is_new or look else ()
         if leaving:
-            self.sender.start(leaving, self.places, state.demands)
+            self.sender.start(leaving, self.places)
         if residency is not None and residency.is_tight:
             self._make_room(residency)
         return handle
@@ -386,8 +381,8 @@ class Session(Generic[T]):
         way = places.known(kind)
         if way is None:
             way = places.new(kind, self.policy, spec.inside(module) if module else spec, demand, masks)
-        if kind is spec:
+        if demand == "any" and not masks:
             if len(self._ways) >= _REMEMBERED:
                 self._ways.clear()
-            self._ways[id(spec)] = spec, way
+            self._ways[id(spec), module] = spec, way
         return way

@@ -9,8 +9,6 @@ from typing import Any
 
 from tensorstash.abilities import Event
 from tensorstash.engine.content import Content, State
-from tensorstash.engine.host_place import HostPlace
-from tensorstash.engine.place import DevicePlace
 from tensorstash.engine.transfer import Transfer
 from tensorstash.engine.transfers import Transfers
 from tensorstash.errors import TensorStashError, is_out_of_memory
@@ -31,7 +29,6 @@ class StreamContent(Content):
 
     __slots__ = ("_arrival", "_failure", "_flight", "_launched_nbytes", "_near", "_stream", "_transfers")
 
-    place: DevicePlace | HostPlace
     is_streamed = True
 
     def __init__(self, transfers: Transfers, *others: Any) -> None:
@@ -55,7 +52,7 @@ class StreamContent(Content):
         source, transfers, spec = self.alias, self._transfers, self.spec
         place: Any = self.place
         try:
-            transfers.save(id(self))
+            transfers.saved.add(id(self))
             compute = transfers.compute(spec.device)
             if compute != self._stream:
                 transfers.follow(self._stream, compute, source)
@@ -66,7 +63,7 @@ class StreamContent(Content):
             launched = place.launch(source, spec) if place.runs_kernels else place.layouts.dense(source, spec)
             self._launched_nbytes = place.backend.nbytes(launched)
             if place.is_at_hand:
-                self.state = self._keep(place.stored(launched))
+                self.state = self._keep(place.stored_here(launched))
             else:
                 if shares and not self.is_private and not self._is_alone:
                     # Until it is copied, the bytes are the tensor's own.
@@ -113,7 +110,6 @@ class StreamContent(Content):
         flight, place = self._flight, self.place
         if flight is None:  # there was no memory for it
             return
-        assert isinstance(place, HostPlace), "nothing to do on the host"
         try:
             with self._transfers.on_device(self.spec.device):
                 array = flight.wait()
@@ -226,7 +222,8 @@ class StreamContent(Content):
             # The slot is the memory that they were transferred to.
             arrival = transfers.back(flight.array, spec, flight._end or flight.end, is_prefetch=is_prefetch)
             if arrival is not None:
-                place.ledger.add(place.numbers, 0, 0, 0, 0.0, 1)
+                with place.ledger.lock:
+                    place.numbers[4] += 1  # as :meth:`Ledger.add` does, without its frame
             return arrival
         if is_prefetch and not transfers.has_room(spec.nbytes):
             return None
@@ -249,7 +246,7 @@ class StreamContent(Content):
         flight = self._flight
         place = self.place
         if self._stored is None and flight is not None:
-            if isinstance(place, HostPlace) and place.loses_on_host:
+            if place.loses_on_host:
                 return as_bytes(place.as_stored(flight.wait())), None
             return flight.array, flight.end
         self.raise_failure()
@@ -262,4 +259,7 @@ class StreamContent(Content):
             other.release()
 
     def __del__(self) -> None:
-        self._transfers.leave(id(self), self._arrival)
+        saved = self._transfers.saved
+        saved.discard(id(self))
+        if not saved or self._arrival is not None:
+            self._transfers.leave(self._arrival)

@@ -97,11 +97,10 @@ class SideStream:
 
     def release_oldest(self) -> None:
         """Let compute wait for the oldest copy to the host that holds its source."""
-        oldest = (
-            next((transfer for transfer in self.transfers if transfer.held is not None), None) if self.is_out else None
-        )
-        if oldest is not None:
-            oldest.release()
+        for transfer in self.transfers if self.is_out else ():
+            if transfer.held is not None:
+                transfer.release()
+                break
 
     def finish(self) -> None:
         """Wait for the end of all copies, so that host memory may go."""

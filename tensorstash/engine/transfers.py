@@ -61,9 +61,8 @@ class Transfers:
         self._side_streams: dict[tuple[str, str], SideStream] = {}
         self.sent: Counter[str] = Counter()
         """Bytes of copies out so far, by device."""
-        self._saved: set[int] = set()
-        self.save = self._saved.add
-        """Note that there is a payload, of which there may be copies: by its identity, until :meth:`leave`."""
+        self.saved: set[int] = set()
+        """Identities of the contents of which there may be copies."""
         self.on_device = streams.on_device
         self.compute: Callable[[str], Any] = streams.current_stream
         """Returns the stream of a device's computation, as it is now; looked up once, since every copy asks."""
@@ -118,7 +117,9 @@ class Transfers:
         """
         streams, lease = self._streams, None
         if is_prefetch:
-            lease = self.near(spec.nbytes)
+            budget = self.back_budget
+            if budget.limit and not self._was_full:  # as :meth:`near` does, without its frame
+                lease = budget.try_acquire(min(spec.nbytes, budget.limit))
             if lease is None:
                 return None
         compute = self.compute(spec.device)
@@ -142,21 +143,19 @@ class Transfers:
                 side.stream.wait_event(after)
             return Transfer(data, target, compute, side, lease, partial(streams.copy_in, data, target, side.stream))
 
-    def leave(self, payload: int, arrival: Transfer | None) -> None:
-        """Note that nobody asks for a payload any more; takes no lock and never blocks, safe in a finalizer.
+    def leave(self, arrival: Transfer | None) -> None:
+        """Note that a content has gone; takes no lock and never blocks, safe in a finalizer.
 
-        Its source is dropped when the copy out has ended, as long as there are others that may be asked for.
+        The sources of copies out are dropped when these have ended, as long as there are others that may be asked for.
 
         Args:
-            payload: its identity.
             arrival: a copy back that nobody has asked for, if there was one.
         """
-        self._saved.discard(payload)
         if self._is_child:  # whose copies are its parent's
             return
         if arrival is not None:
             arrival.release()
-        if not self._saved:
+        if not self.saved:
             for side in list(self._side_streams.values()):
                 side.release_all()
 

@@ -141,7 +141,7 @@ def test_memory_that_is_not_there_for_a_copy_is_named(in_flight, monkeypatch):
         loss.backward()
         return x.grad.numpy()
 
-    monkeypatch.setattr("tensorstash.engine.host_place.copied", refuse)
+    monkeypatch.setattr("tensorstash.engine.place.copied", refuse)
     with pytest.raises(StoreError, match=r"stage 1 of 1 \(Memory\(.*tensor float32\(3,\).*MemoryError: 12 bytes"):
         step()
     monkeypatch.undo()

@@ -73,7 +73,7 @@ def test_a_child_waits_for_no_bytes_that_only_threads_of_the_parent_would_give_b
     leaf, loss = graph(lab, stash)
     session = session_of(stash)
     if framework == "torch":
-        session.sender.start(session._residency.clear(), session.places, session.state.demands)
+        session.sender.start(session._residency.clear(), session.places)
     gate.arrived.acquire()  # a writer is inside put
     assert in_flight(session).used > 0
 

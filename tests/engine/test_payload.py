@@ -14,7 +14,7 @@ import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.engine import places
-from tensorstash.engine.host_place import HostPlace
+from tensorstash.engine.place import Place
 from tensorstash.engine.stretch import Stretch
 from tensorstash.errors import SavedTensorModifiedError, StoreError
 from tensorstash.policies import Route, Rule, StoreIn
@@ -147,7 +147,7 @@ def test_a_change_while_the_source_is_copied_is_refused(monkeypatch):
     gate = Gated()
     gate.puts.clear()
     stash, tensor = behind(gate, in_flight="1MiB"), made()
-    copy = HostPlace.copy
+    copy = Place.copy
 
     def changed_meanwhile(route, *source_and_layouts):
         with ref.no_grad():
@@ -158,7 +158,7 @@ def test_a_change_while_the_source_is_copied_is_refused(monkeypatch):
 
     with stash as session:
         handle = session_of(stash).pack(tensor)
-    monkeypatch.setattr(HostPlace, "copy", changed_meanwhile)
+    monkeypatch.setattr(Place, "copy", changed_meanwhile)
     with pytest.raises(SavedTensorModifiedError, match="at version 1; expected version 0"):
         handle()
 

@@ -196,7 +196,10 @@ def restored(dense: Tensor, spec: TensorSpec, *, adopt: bool) -> Tensor:
     with DisableTorchFunction(), _DisableTorchDispatch():
         run = dense.reshape(-1).view(torch.uint8)
         if adopt and order.is_dense and run.data_ptr() % ALIGNMENT == spec.alignment:
-            return _laid_out(run, spec)
+            if spec.conj or spec.neg:
+                return _laid_out(run, spec)
+            memory = run.view(_TORCH_TYPES[spec.dtype])
+            return memory.as_strided(spec.shape, spec.strides, memory.storage_offset()).detach()
         nbytes = order.span * spec.itemsize
         raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=spec.device)
         return _filled(raw[(spec.alignment - raw.data_ptr()) % ALIGNMENT :][:nbytes], dense, spec)
@@ -225,8 +228,7 @@ def _filled(run: Tensor, elements: Tensor, spec: TensorSpec) -> Tensor:
 
 def _laid_out(memory: Tensor, spec: TensorSpec) -> Tensor:
     memory = memory.view(_TORCH_TYPES[spec.dtype])
-    tensor = memory.as_strided(spec.shape, spec.strides, memory.storage_offset())
-    return _finished(tensor, spec) if spec.conj or spec.neg else tensor.detach()
+    return _finished(memory.as_strided(spec.shape, spec.strides, memory.storage_offset()), spec)
 
 
 def _finished(tensor: Tensor, spec: TensorSpec) -> Tensor:
