@@ -10,8 +10,6 @@ CHECKPOINTED = "checkpointed"
 ALREADY = "checkpoints already"
 """Why a block is left alone that somebody else has taken care of."""
 
-_MEASURED = 3
-
 
 class Region:
     """A block of a model, as those see it who may compute it again. Changed by the thread that calls the block.
@@ -21,7 +19,7 @@ class Region:
         backend: of the module, one that :class:`SupportsCheckpoints`.
     """
 
-    __slots__ = ("_measured", "backend", "fate", "name", "refusal", "saved_bytes", "seconds", "writes")
+    __slots__ = ("backend", "fate", "name", "refusal", "saved_bytes", "writes")
 
     def __init__(self, name: str, backend: Any = None) -> None:
         self.name, self.backend = name, backend
@@ -33,9 +31,6 @@ class Region:
         """Whether its calls write its buffers, which computing it again must not."""
         self.saved_bytes = 0
         """Bytes that it saves beside its arguments and weights where it is not computed again."""
-        self.seconds = 0.0
-        """Duration of the shortest of its measured calls, on its device."""
-        self._measured = 0
 
     @property
     def is_wanted(self) -> bool:
@@ -47,11 +42,6 @@ class Region:
         """Whether it was proved that the block can be computed again."""
         return self.refusal == ""
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether its next call is measured, which makes the program wait for a device: its first few are."""
-        return self._measured < _MEASURED
-
     def judged(self, refusal: str, writes: bool = False, saved_bytes: int = 0) -> None:
         """Note the result of the proof."""
         self.refusal, self.writes, self.saved_bytes = refusal, writes, saved_bytes
@@ -59,11 +49,6 @@ class Region:
     def planned(self, fate: str) -> None:
         """Note its treatment in the plan of the next step."""
         self.fate = fate
-
-    def took(self, seconds: float) -> None:
-        """Note how long a measured call took."""
-        self.seconds = min(self.seconds or seconds, seconds)
-        self._measured += 1
 
 
 class Repeats(ABC):
@@ -84,10 +69,6 @@ class Repeats(ABC):
     @abstractmethod
     def repeat(self, again: Callable[..., Any], module: Any, tensors: list[Any]) -> Any:
         """Call a module on tensors, so that backward calls it again."""
-
-    @abstractmethod
-    def finish(self, tensors: list[Any]) -> None:
-        """Wait until the devices of tensors have done all that they were told."""
 
     @abstractmethod
     def is_buffer(self, value: Any) -> bool:

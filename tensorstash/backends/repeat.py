@@ -4,7 +4,6 @@ import random
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any
 
@@ -63,14 +62,7 @@ def call_again(
         with as_before(backend, module, modes, writes=region.writes and is_again):
             return call(*args, **kwargs)
 
-    if not region.is_measured:
-        outputs = framework.repeat(again, module, tensors)
-    else:
-        framework.finish(tensors)
-        begin = perf_counter()
-        outputs = framework.repeat(again, module, tensors)
-        framework.finish(tensors)
-        region.took(perf_counter() - begin)
+    outputs = framework.repeat(again, module, tensors)
     is_again = True
     return outputs
 

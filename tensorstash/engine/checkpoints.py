@@ -1,11 +1,14 @@
 """The blocks of a model that are computed again: the treatment of each, and the warning for those that cannot be."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
+from time import perf_counter
 from typing import Any
 
 from tensorstash.abilities import Region, Streams
 from tensorstash.abilities.checkpoints import ALREADY, CHECKPOINTED
 from tensorstash.engine.advice import Adviser
+from tensorstash.engine.ladder import Ladder
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.link import PROBE_BYTES, bytes_per_s
 from tensorstash.engine.stats import Stats
@@ -52,49 +55,96 @@ def oldest_to_repeat(block_bytes: Sequence[int], excess_bytes: int) -> int:
     >>> oldest_to_repeat([10, 10, 10], 15), oldest_to_repeat([10], 15), oldest_to_repeat([10], -5)
     (2, 1, 0)
     """
-    number = 0
-    while excess_bytes > 0 and number < len(block_bytes):
-        excess_bytes -= block_bytes[number]
-        number += 1
-    return number
+    return next(
+        (number for number in range(len(block_bytes)) if sum(block_bytes[:number]) >= excess_bytes), len(block_bytes)
+    )
+
+
+def quickest_to_repeat(
+    block_bytes: Sequence[int], excess_bytes: int, seconds: float, bytes_per_s: float, in_flight_bytes: int = 0
+) -> int:
+    """Return how many of the oldest blocks are computed again, so that a step takes the least time.
+
+    The rest of the excess leaves while the blocks that have saved it run, but for the bytes that may be in flight, and
+    all of it before forward ends. The program waits for what takes longer.
+
+    Args:
+        block_bytes: saved by each block.
+        excess_bytes: over the budget.
+        seconds: that all blocks take forward.
+        bytes_per_s: that stores take.
+        in_flight_bytes: that the program does not wait for.
+
+    >>> [quickest_to_repeat([10] * 4, 20, 4.0, rate) for rate in (0, 4, 6, 20)]
+    [2, 2, 0, 0]
+    >>> quickest_to_repeat([10] * 4, 20, 4.0, 3, in_flight_bytes=10)
+    1
+    """
+    block_s = seconds / (sum(block_bytes) or 1)
+
+    def added_s(number: int) -> float:
+        again_bytes = sum(block_bytes[:number])
+        sent_bytes = max(excess_bytes - again_bytes, 0)
+        again_s = again_bytes * block_s
+        if not sent_bytes or not bytes_per_s:
+            return inf if sent_bytes else again_s
+        awaited_s = max(sent_bytes - in_flight_bytes, 0) / bytes_per_s
+        return again_s + max(awaited_s - sent_bytes * block_s, sent_bytes / bytes_per_s + again_s - seconds, 0.0)
+
+    return min(range(oldest_to_repeat(block_bytes, excess_bytes) + 1), key=added_s)
 
 
 class Border:
-    """Says which blocks are computed again under a budget: the oldest, as many as the rest of the policy cannot take.
+    """Says which blocks are computed again under a budget: the oldest, as many as makes the step shortest.
 
-    The first step computes all of them again, the second all but as many as fit and four more, which tells what recipes
-    save and how fast the stores are. From the third step on the excess leaves so as far as that takes no longer than
-    the calls of the blocks, and is computed again beyond.
+    The first two steps compute all of them again; the second is timed, since the first has the proofs. The third keeps
+    as many as fit and stores four more, which tells what recipes save and how fast the stores are.
 
     Args:
         regions: the blocks, in the order of their calls.
         streams: of the devices; None where there are none.
         may_send: whether the rest of the policy has a store.
+        clock: in seconds.
     """
 
-    def __init__(self, regions: Mapping[str, Region], streams: Streams[Any] | None, *, may_send: bool) -> None:
-        self._regions = regions
-        self._streams = streams
-        self._may_send = may_send
+    def __init__(
+        self,
+        regions: Mapping[str, Region],
+        streams: Streams[Any] | None,
+        *,
+        may_send: bool,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._regions, self._streams, self._may_send, self._clock = regions, streams, may_send, clock
         self._steps = 0
+        self._seconds = 0.0
+        """That the second step took forward."""
         self._least_bytes = 0
         """Saved where all blocks are computed again."""
-        self._scale = 1.0
-        """Saved by blocks in a step, by the bytes of one call."""
+        self._scale = 0.0
+        """Saved by blocks in a step, by the bytes of one call; 0 before that is known."""
         self._staying = 1.0
         """Left of that by recipes."""
         self._remade_bytes = 0
         self._link_bytes_per_s = 0.0
 
-    def step_ended(self, saved_bytes: int, limit_bytes: int, ledger: Ledger, device: str = "cpu") -> None:
+    def passed(self, sign: int, device: str) -> None:
+        """Note the beginning of an entry, whose sign is -1, or its end, whose sign is 1, in the step that is timed."""
+        if self._regions and self._steps == 1:
+            stream = None if self._streams is None else self._streams.current_stream(device)
+            if self._streams is not None and stream is not None:
+                self._streams.recorded(stream).synchronize()
+            self._seconds += sign * self._clock()
+
+    def step_ended(self, ladder: Ladder, ledger: Ledger, in_flight_bytes: int) -> None:
         """Plan the next step.
 
         Args:
-            saved_bytes: by the step that has ended.
-            limit_bytes: of the budget.
+            ladder: of the budget; knows what the step has saved.
             ledger: of the session, for the bytes that left.
-            device: of the saved tensors.
+            in_flight_bytes: that may leave while the program goes on.
         """
+        saved_bytes, device = ladder.saved_bytes, ladder.device
         blocks = [region for region in self._regions.values() if region.is_repeated]
         there = sum(region.saved_bytes for region in blocks if not region.is_wanted)
         has_grown = saved_bytes > self._least_bytes + self._scale * there
@@ -103,32 +153,33 @@ class Border:
         self._steps += 1
         stats = ledger.snapshot()
         remade_bytes = sum(stage.bytes_in for stage in stats.recomputed.values())
+        more_bytes = saved_bytes - self._least_bytes
         if not there:
-            self._least_bytes = max(self._least_bytes, saved_bytes)
-        else:
-            more_bytes = saved_bytes - self._least_bytes
-            self._scale = more_bytes / there if self._steps == 2 else max(more_bytes / there, self._scale)
-            if self._steps == 2 and more_bytes > 0:
-                self._staying = 1 - min((remade_bytes - self._remade_bytes) / more_bytes, 1.0)
+            self._least_bytes += max(more_bytes, 0)
+        elif more_bytes > 0:
+            self._staying = (
+                self._staying if self._scale else 1 - min((remade_bytes - self._remade_bytes) / more_bytes, 1.0)
+            )
+            self._scale = max(more_bytes / there, self._scale)
         self._remade_bytes = remade_bytes
-        sizes = [int(self._scale * self._staying * region.saved_bytes) for region in blocks]
-        excess_bytes = self._least_bytes + sum(sizes) - limit_bytes
-        number = oldest_to_repeat(sizes, excess_bytes - self._sent_bytes(blocks, stats, device))
+        sizes = [int((self._scale or 1.0) * self._staying * region.saved_bytes) for region in blocks]
+        excess_bytes = self._least_bytes + sum(sizes) - ladder.limit_bytes
+        if self._steps == 1:
+            return
+        if self._steps == 2 or not self._may_send:
+            number = oldest_to_repeat(sizes, excess_bytes - 4 * max(sizes) * self._may_send)
+        else:
+            rate = self._bytes_per_s(stats, device, max(region.saved_bytes for region in blocks))
+            number = quickest_to_repeat(sizes, excess_bytes, self._seconds, rate, in_flight_bytes)
         sent = number + oldest_to_repeat(sizes[number:], excess_bytes - sum(sizes[:number]))
         for place, region in enumerate(blocks):
             region.planned(CHECKPOINTED if place < number else "offloaded" if place < sent else "kept")
 
-    def _sent_bytes(self, blocks: Sequence[Region], stats: Stats, device: str) -> int:
-        """Return how many bytes of a step stores take while its blocks run; those of four blocks to find out."""
-        most_bytes = max(region.saved_bytes for region in blocks)
-        if self._steps == 1:
-            return 4 * most_bytes if self._may_send else 0
+    def _bytes_per_s(self, stats: Stats, device: str, most_bytes: int) -> float:
         seconds = sum(stage.seconds_in for stage in stats.stages.values())
-        if not seconds:
-            return 0
-        rate = next(iter(stats.stages.values())).bytes_in / seconds
+        rate = next(iter(stats.stages.values())).bytes_in / seconds if seconds else 0.0
         if self._streams is not None and self._streams.current_stream(device) is not None:
             if not self._link_bytes_per_s:
                 self._link_bytes_per_s = bytes_per_s(self._streams, device, min(most_bytes, PROBE_BYTES))
             rate = min(rate, self._link_bytes_per_s)
-        return int(rate * sum(region.seconds for region in blocks))
+        return rate

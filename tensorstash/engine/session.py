@@ -144,10 +144,16 @@ class Session(Generic[T]):
             if self._border is not None and self.regions and self.state.was_asked:
                 self._current_stretch()  # a block asks for the plan before it saves anything
             self._stretch.close()  # contents saved before are never taken for the same
+        self._time(-1)
         hooks = self.backend.hooks(self.pack, self.unpack, trusted=True)
         return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), [0, 0], self._entry_ended)
 
+    def _time(self, sign: int) -> None:
+        if self._border is not None and self._ladder is not None:
+            self._border.passed(sign, self._ladder.device)
+
     def _entry_ended(self) -> None:
+        self._time(1)
         if self._residency is not None:
             self.sender.start(self._residency.leaving(all_of_them=True), self.places)
         judge_regions(self.adviser, self.regions.values())
@@ -362,9 +368,10 @@ class Session(Generic[T]):
             if self._ladder is not None:
                 self._ladder.step_ended()
                 if self._border is not None:
-                    ladder = self._ladder
-                    saved, ledger = ladder.saved_bytes, self.state.ledger
-                    self._border.step_ended(saved, ladder.limit_bytes, ledger, ladder.device)
+                    in_flight, transfers = self.sender.in_flight, self.transfers
+                    if transfers is not None and transfers.has_streams(self._ladder.device):
+                        in_flight = transfers.out_budget
+                    self._border.step_ended(self._ladder, self.state.ledger, in_flight.limit)
             self.state.prefetcher.learn(self._stretch)
             self._stretch.close()
             self._stretch = Stretch()

@@ -1,5 +1,7 @@
 """How many blocks are computed again under a budget, by what they save and by what the rest of the policy takes."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tensorstash.abilities import Region
@@ -13,17 +15,21 @@ BLOCKS, BLOCK_BYTES, INPUT_BYTES, SECONDS = 10, 100, 4, 1.0
 class Machine:
     """A model whose blocks take a second each, and a store of some rate, in bytes per second."""
 
-    def __init__(self, rate, may_send=True, share=0.0, calls=1, streams=None):
+    def __init__(self, rate, may_send=True, share=0.0, calls=1, streams=None, in_flight=0):
         self.regions = {str(place): Region(str(place)) for place in range(BLOCKS)}
         for region in self.regions.values():
             region.judged("", False, BLOCK_BYTES)
-            region.took(SECONDS)
-        self.border = Border(self.regions, streams, may_send=may_send)
-        self.rate, self.share, self.calls = rate, share, calls
+        self.now = 0.0
+        self.border = Border(self.regions, streams, may_send=may_send, clock=lambda: self.now)
+        self.rate, self.share, self.calls, self.in_flight = rate, share, calls, in_flight
         self.sent = self.recomputed = 0
 
     def snapshot(self):
-        stages = {"disk": StageStats(1, self.sent, self.sent, self.sent / self.rate)} if self.sent else {}
+        stages = (
+            {"disk": StageStats(1, self.sent, self.sent, self.sent / self.rate if self.rate else 0.0)}
+            if self.sent
+            else {}
+        )
         return Stats(stages=stages, recomputed={"gelu": StageStats(1, self.recomputed)})
 
     def numbers(self):
@@ -37,29 +43,45 @@ class Machine:
         remade = int(self.share * self.calls * len(there) * BLOCK_BYTES)
         self.recomputed += remade
         self.sent += max(saved - remade - budget, 0)
-        self.border.step_ended(saved, budget, self, "sim:0")
+        for _ in range(self.calls):
+            self.border.passed(-1, "sim:0")
+            self.now += BLOCKS * SECONDS
+            self.border.passed(1, "sim:0")
+        self.now += 100.0  # backward
+        ladder = SimpleNamespace(saved_bytes=saved, limit_bytes=budget, device="sim:0")
+        self.border.step_ended(ladder, self, self.in_flight)
         return self.numbers()
 
 
 @pytest.mark.parametrize(
-    ("rate", "numbers"),
+    ("rate", "in_flight", "numbers"),
     [
-        (1000, (3, 7, 0)),  # all of the excess leaves while the blocks run
-        (40, (3, 4, 3)),  # 400 bytes of it do
-        (1, (3, 0, 7)),
+        (1000, 0, (3, 7, 0)),  # all of the excess leaves while the blocks run
+        (60, 0, (3, 7, 0)),  # the program waits for it, for less time than the blocks take again
+        (40, 0, (3, 0, 7)),  # and for longer here
+        (40, 100, (3, 2, 5)),  # but not for one block of it
+        (1, 100, (3, 0, 7)),  # which takes longer than a step
+        (0, 100, (3, 0, 7)),
     ],
 )
-def test_the_excess_is_sent_as_far_as_stores_take_it_and_the_oldest_are_computed_again_beyond(rate, numbers):
-    machine = Machine(rate)
+def test_the_excess_is_sent_as_far_as_that_is_quicker_and_the_oldest_are_computed_again_beyond(
+    rate, in_flight, numbers
+):
+    machine = Machine(rate, in_flight=in_flight)
     assert [machine.step(340) for _ in range(6)][2:] == [numbers] * 4
     assert [name for name, region in machine.regions.items() if region.is_wanted] == list(map(str, range(numbers[2])))
 
 
-@pytest.mark.parametrize(("link", "numbers"), [(1000, (3, 7, 0)), (40, (3, 4, 3)), (1, (3, 0, 7))])
+@pytest.mark.parametrize(("link", "numbers"), [(1000, (3, 7, 0)), (40, (3, 2, 5)), (1, (3, 0, 7))])
 def test_the_link_of_a_device_is_measured_where_its_store_seems_faster(monkeypatch, link, numbers):
+    waited = []
+
     class Streams:
         def current_stream(self, device):
             return device
+
+        def recorded(self, stream):
+            return SimpleNamespace(synchronize=lambda: waited.append(stream))
 
     measured = []
 
@@ -68,14 +90,15 @@ def test_the_link_of_a_device_is_measured_where_its_store_seems_faster(monkeypat
         return link
 
     monkeypatch.setattr(checkpoints, "bytes_per_s", bytes_per_s)
-    machine = Machine(1e12, streams=Streams())
+    machine = Machine(1e12, streams=Streams(), in_flight=100)
     assert [machine.step(340) for _ in range(6)][2:] == [numbers] * 4
     assert measured == [("sim:0", BLOCK_BYTES)]
+    assert waited == ["sim:0"] * 2  # for the time of one step
 
 
-def test_the_first_step_computes_all_again_and_the_second_finds_out():
+def test_the_first_steps_compute_all_again_and_the_third_finds_out():
     machine = Machine(40)
-    assert machine.numbers() == (0, 0, BLOCKS)
+    assert machine.numbers() == machine.step(340) == (0, 0, BLOCKS)
     assert machine.step(340) == (3, 4, 3)
     assert machine.sent == 0
 
@@ -89,7 +112,7 @@ def test_the_first_step_computes_all_again_and_the_second_finds_out():
     ],
 )
 def test_no_more_is_computed_again_than_neither_fits_nor_is_made_or_stored(machine, budget, numbers):
-    assert [machine.step(budget) for _ in range(5)][1:] == [numbers] * 4
+    assert [machine.step(budget) for _ in range(6)][2:] == [numbers] * 4
 
 
 def test_a_step_that_saves_more_than_any_before_is_planned_anew():
@@ -103,6 +126,7 @@ def test_a_step_that_saves_more_than_any_before_is_planned_anew():
 def test_blocks_that_are_refused_are_no_part_of_the_plan():
     machine = Machine(1, may_send=False)
     machine.regions["0"].judged("writes its arguments in place")
+    machine.step(340)
     machine.step(340)
     assert machine.numbers() == (3, 0, 6)
 

@@ -66,10 +66,6 @@ class PaddleRepeats(Repeats):
         assert build is not None
         return build([*tensors, *outputs])
 
-    def finish(self, tensors: list[Any]) -> None:
-        if not all(tensor.place.is_cpu_place() for tensor in tensors):
-            paddle.device.synchronize()
-
     def is_buffer(self, value: Any) -> bool:
         return isinstance(value, Tensor) and value.stop_gradient
 

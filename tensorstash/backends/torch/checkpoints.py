@@ -41,10 +41,6 @@ class TorchRepeats(Repeats):
     def repeat(self, again: Callable[..., Any], module: Any, tensors: list[Any]) -> Any:
         return theirs.checkpoint(again, *tensors, use_reentrant=False)
 
-    def finish(self, tensors: list[Any]) -> None:
-        for device in _accelerators(tensors):
-            torch.accelerator.synchronize(device)
-
     def is_buffer(self, value: Any) -> bool:
         return type(value) is Tensor
 
