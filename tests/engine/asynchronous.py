@@ -22,7 +22,7 @@ import numpy as np
 from tensorstash.reference import Tensor
 from tensorstash.reference.autograd.primitive import Primitive
 from tensorstash.reference.storage.dtypes import Array, DType
-from tensorstash.reference.storage.memory import MemorySpace, Storage, result_layout
+from tensorstash.reference.storage.memory import MemorySpace, Storage, adopt_array, memory
 from tensorstash.reference.storage.streams import Driver, Event, Stream, Work, current_stream, driven_by
 
 _OVERWRITTEN = 0xCD
@@ -81,7 +81,8 @@ class Timeline(Driver):
     ) -> Tensor:
         """Have the device compute later; a run on zeros shows shape and type now."""
         sample, dtype = operation.compute([_zeros(x) for x in operands], operands, common, attributes)
-        out = Tensor(Storage.allocate(sample.nbytes, space), result_layout(sample), dtype)
+        _, layout = adopt_array(sample, memory("cpu"))
+        out = Tensor(Storage.allocate(sample.nbytes, space), layout, dtype)
         target = out.carriers()
         # Arrays, not tensors: work does not keep memory from being freed and used again, no more than on a device.
         values = [_values(x) for x in operands]
