@@ -57,7 +57,7 @@ def update(target: Tensor, operation: Callable[..., Tensor], *operands: Any) -> 
     target.storage.write(target.layout, target.dtype, value.carriers())
     target.storage.counter[0] += 1
     if recorded:
-        (target if root is None else root).set_history(history.edge)
+        (target if root is None else root).set_history(history.node)
     return target
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -278,17 +279,22 @@ def _narrow(x: Tensor, axis: int, start: int, length: int) -> Tensor:
     return x[(slice(None),) * axis + (slice(start, start + length),)]
 
 
-def _part(g: Tensor, i: int, xs_meta: Sequence[Meta], axis: int) -> Tensor:
-    return _narrow(g, axis, sum(meta.shape[axis] for meta in xs_meta[:i]), xs_meta[i].shape[axis])
+def _first(g: Tensor, a_meta: Meta, axis: int) -> Tensor:
+    return _narrow(g, axis, 0, a_meta.shape[axis])
 
 
-join = Primitive("join", lambda *xs, axis: np.concatenate(xs, axis=axis), moves=True, xs=_part)
+def _second(g: Tensor, a_meta: Meta, axis: int) -> Tensor:
+    return _narrow(g, axis, a_meta.shape[axis], g.shape[axis] - a_meta.shape[axis])
+
+
+join = Primitive("join", lambda a, b, *, axis: np.concatenate((a, b), axis=axis), moves=True, a=_first, b=_second)
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Give tensors joined along a dimension."""
     (at,) = resolve_axes(axis, tensors[0].ndim)
-    return join(*tensors, axis=at)
+    first, *others = tensors
+    return reduce(lambda a, b: join(a, b, axis=at), others, first) if others else first.clone()
 
 
 def split(x: Tensor, size: int, axis: int = 0) -> tuple[Tensor, ...]:

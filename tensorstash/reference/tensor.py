@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorstash.reference.autograd.graph import Edge, Meta, Node, enable_grad, is_grad_enabled
+from tensorstash.reference.autograd.graph import Meta, Node, enable_grad, is_grad_enabled
 from tensorstash.reference.errors import DeviceError
 from tensorstash.reference.storage.dtypes import Array, DType, DTypeLike
 from tensorstash.reference.storage.layout import Layout, Shape
@@ -28,7 +28,7 @@ class Tensor:
     """
 
     __slots__ = (
-        "__weakref__", "_edge", "_epoch", "_requires_grad", "_root", "_untracked_view", "base", "dtype", "grad",
+        "__weakref__", "_epoch", "_node", "_requires_grad", "_root", "_untracked_view", "base", "dtype", "grad",
         "layout", "storage",
     )  # fmt: skip
 
@@ -70,7 +70,7 @@ class Tensor:
         # The tensor whose history an in-place write through this view must change; None: itself.
         self._root: Tensor | None = None
         self._untracked_view = False
-        self._edge: Edge[Tensor] | None = None
+        self._node: Node[Tensor] | None = None
         # How often an in-place operation has replaced the history of this tensor (of the root, for a view).
         self._epoch = 0
         self._requires_grad = False
@@ -175,29 +175,27 @@ class Tensor:
     # Place in the graph
 
     @property
-    def edge(self) -> Edge[Tensor] | None:
-        """The edge of a gradient of this tensor; None if it requires none."""
+    def node(self) -> Node[Tensor] | None:
+        """The node that a gradient of this tensor goes to; None if it requires none."""
         self._follow_root()
-        if self._edge is None and self._requires_grad:
-            return Edge(AccumulateGrad(self), 0)
-        return self._edge
+        return AccumulateGrad(self) if self._node is None and self._requires_grad else self._node
 
     @property
     def grad_fn(self) -> Node[Tensor] | None:
         """The node that computed this tensor; None for a leaf."""
         self._follow_root()
-        return None if self.is_leaf or self._edge is None else self._edge.node
+        return None if self.is_leaf else self._node
 
     @property
     def is_leaf(self) -> bool:
         """Whether no recorded operation computed this tensor."""
         self._follow_root()
-        return self._edge is None or isinstance(self._edge.node, AccumulateGrad)
+        return self._node is None or isinstance(self._node, AccumulateGrad)
 
     @property
     def requires_grad(self) -> bool:
         self._follow_root()
-        return self._requires_grad or self._edge is not None
+        return self._requires_grad or self._node is not None
 
     @requires_grad.setter
     def requires_grad(self, mode: bool) -> None:
@@ -226,10 +224,10 @@ class Tensor:
         storage = Storage(np.empty(0, np.uint8), self.storage.space, self.storage.counter)
         return Tensor(storage, Layout((0,), (1,), 0, self.dtype.itemsize), self.dtype)
 
-    def alias(self, edge: Edge[Tensor] | None) -> Tensor:
-        """Give a new tensor over the same memory whose gradient goes to `edge`."""
+    def alias(self, node: Node[Tensor] | None) -> Tensor:
+        """Give a new tensor over the same memory whose gradient goes to `node`."""
         other = Tensor(self.storage, self.layout, self.dtype)
-        other._edge = edge
+        other._node = node
         return other
 
     def view_of(self, layout: Layout, *, tracked: bool) -> Tensor:
@@ -243,9 +241,9 @@ class Tensor:
             view._untracked_view, view.base = True, owner if owner.is_leaf else None
         return view
 
-    def set_history(self, edge: Edge[Tensor] | None) -> None:
+    def set_history(self, node: Node[Tensor] | None) -> None:
         """Let an in-place operation replace the producer of this tensor; its views follow when next used."""
-        self._edge = edge
+        self._node = node
         self._epoch += 1
 
     def _follow_root(self) -> None:
@@ -253,7 +251,7 @@ class Tensor:
         if root is not None and self._epoch != root._epoch:
             self._epoch = root._epoch
             with enable_grad():
-                self._edge = root.as_layout(self.layout)._edge
+                self._node = root.as_layout(self.layout)._node
 
     def become(self, other: Tensor) -> None:
         """Take over the memory of `other`, keeping identity and gradient state; for a leaf that moves devices."""
@@ -266,7 +264,7 @@ class AccumulateGrad(Node[Tensor]):
     __slots__ = ("variable",)
 
     def __init__(self, variable: Tensor) -> None:
-        super().__init__((), (variable.meta,))
+        super().__init__(())
         self.variable = variable
 
     @property

@@ -15,12 +15,15 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from tensorstash.reference.storage.dtypes import Array
-from tensorstash.reference.storage.streams import Driver, Event, Stream, Work, driven_by
+from tensorstash.reference import Tensor
+from tensorstash.reference.autograd.primitive import Primitive
+from tensorstash.reference.storage.dtypes import Array, DType
+from tensorstash.reference.storage.memory import MemorySpace, Storage, adopt_array, memory
+from tensorstash.reference.storage.streams import Driver, Event, Stream, Work, current_stream, driven_by
 
 _OVERWRITTEN = 0xCD
 
@@ -58,8 +61,6 @@ class Point(Event):
 class Timeline(Driver):
     """The work that streams have, in the order of a schedule, and the memory that is used again."""
 
-    is_asynchronous = True
-
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
         self.has_ended = False
@@ -74,6 +75,24 @@ class Timeline(Driver):
         with self._working():
             self._leave(stream, work)
             self.advance()
+
+    def launch(
+        self, operation: Primitive, operands: Sequence[Any], attributes: Any, space: MemorySpace, common: DType
+    ) -> Tensor:
+        """Have the device compute later; a run on zeros shows shape and type now."""
+        sample, dtype = operation.compute([_zeros(x) for x in operands], operands, common, attributes)
+        _, layout = adopt_array(sample, memory("cpu"))
+        out = Tensor(Storage.allocate(sample.nbytes, space), layout, dtype)
+        target = out.carriers()
+        # Arrays, not tensors: work does not keep memory from being freed and used again, no more than on a device.
+        values = [_values(x) for x in operands]
+        signatures = [x.meta if isinstance(x, Tensor) else x for x in operands]
+
+        def work() -> None:
+            target[...] = operation.compute(values, signatures, common, attributes)[0]
+
+        current_stream(space.name).submit(work)
+        return out
 
     def record(self, stream: Stream) -> Event:
         point = Point(self)
@@ -177,6 +196,21 @@ class Timeline(Driver):
             for each in (self._queues, self._free, self._lent):
                 each.clear()
             self._returned.clear()
+
+
+def _values(operand: Any) -> Array | None:
+    """Return the stored elements of a tensor, those of host memory as they are now."""
+    if not isinstance(operand, Tensor):
+        return None
+    return operand.carriers().copy() if operand.storage.space.is_host else operand.carriers()
+
+
+def _zeros(operand: Any) -> Array | None:
+    if not isinstance(operand, Tensor):
+        return None
+    layout = operand.layout
+    raw = np.zeros(layout.end - layout.begin if operand.numel else 0, np.uint8)
+    return np.ndarray(operand.shape, operand.dtype.carrier, raw, layout.offset - layout.begin, layout.byte_strides)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def test_deep_chain_is_dropped_and_differentiated_without_deep_recursion(link: s
         y = chain(DEEPER_THAN_PYTHON)
         y.backward()
         assert x.grad.item() == 1.0
-        node = weakref.ref(x.edge.node)
+        node = weakref.ref(x.node)
         y = chain(DEEPER_THAN_C)
         del y
     assert node() is None

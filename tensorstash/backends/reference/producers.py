@@ -148,7 +148,7 @@ class _Search(Search):
         if not isinstance(node, OpNode):
             raise NoRecipe(f"no rule for {node.name}")
         rule = self.rule(node.name)
-        found = [self._operand(node, place) for place in range(len(node.operands))]
+        found = [self._operand(node, place) for place in range(len(node.edges))]
         return self.call(rule, (node.operation, _hashable(node.attributes)), found)
 
     def _operand(self, node: OpNode, place: int) -> tuple[Any, int]:
@@ -159,10 +159,10 @@ class _Search(Search):
             return self.input(saved.packed), 0
         if saved is not None:
             return Number(repr(saved), saved), 0
-        edge = node.edges[place]
-        if edge is None:
+        before = node.edges[place]
+        if before is None:
             raise NoRecipe("an operand that the graph does not know")
-        return self.output(edge.node)
+        return self.output(before)
 
 
 def _hashable(attributes: Mapping[str, Any]) -> tuple[tuple[str, Hashable], ...]:

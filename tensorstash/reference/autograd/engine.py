@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
-from tensorstash.reference.autograd.graph import Edge, Node, no_grad, set_grad_enabled
+from tensorstash.reference.autograd.graph import Node, no_grad, set_grad_enabled
 from tensorstash.reference.creation import full
 from tensorstash.reference.tensor import AccumulateGrad, Tensor
 
@@ -65,52 +65,48 @@ def grad(
     outputs = [outputs] if isinstance(outputs, Tensor) else outputs
     inputs = [inputs] if isinstance(inputs, Tensor) else inputs
     retain = create_graph if retain_graph is None else retain_graph
-    found = _walk(outputs, None, _edges_of(inputs), retain, create_graph)
+    found = _walk(outputs, None, _nodes_of(inputs), retain, create_graph)
     return tuple(g if g is None or create_graph else g.detach() for g in found)
 
 
 def _walk(
     outputs: Sequence[Tensor],
     gradients: Sequence[Tensor | None] | None,
-    wanted: Sequence[Edge[Tensor]] | None,
+    wanted: Sequence[Node[Tensor]] | None,
     retain_graph: bool,
     create_graph: bool,
 ) -> list[Tensor | None]:
     """Run the graph behind `outputs`; give the gradients at `wanted`, or accumulate into all leaves if that is None."""
     with set_grad_enabled(create_graph):
-        pending: dict[tuple[int, int], Tensor] = {}
+        pending: dict[int, Tensor] = {}
 
-        def arrive(edge: Edge[Tensor], gradient: Tensor) -> None:
-            slot = edge.node.key, edge.output
-            pending[slot] = pending[slot] + gradient if slot in pending else gradient
+        def arrive(node: Node[Tensor], gradient: Tensor) -> None:
+            pending[node.key] = pending[node.key] + gradient if node.key in pending else gradient
 
-        roots = _edges_of(outputs)
-        for edge, output, gradient in zip(roots, outputs, gradients or [None] * len(outputs), strict=True):
-            arrive(edge, _seed(output, gradient))
-        plan = _order([edge.node for edge in roots])
-        targets = None if wanted is None else {(edge.node.key, edge.output) for edge in wanted}
-        useful = None if targets is None else _leading_to({key for key, _ in targets}, plan)
-        found: dict[tuple[int, int], Tensor] = {}
+        roots = _nodes_of(outputs)
+        for root, output, given in zip(roots, outputs, gradients or [None] * len(outputs), strict=True):
+            arrive(root, _seed(output, given))
+        plan = _order(roots)
+        targets = None if wanted is None else {node.key for node in wanted}
+        useful = None if targets is None else _leading_to(targets, plan)
+        found: dict[int, Tensor] = {}
         plan.reverse()
         while plan:
             node = plan.pop()
-            incoming = [pending.pop((node.key, index), None) for index in range(len(node.outputs))]
-            if targets is not None:
-                found.update(
-                    ((node.key, index), g)
-                    for index, g in enumerate(incoming)
-                    if g is not None and (node.key, index) in targets
-                )
+            gradient = pending.pop(node.key, None)
+            if gradient is not None and targets is not None and node.key in targets:
+                found[node.key] = gradient
             if isinstance(node, AccumulateGrad):
-                if targets is None and incoming[0] is not None:
-                    _accumulate(node.variable, incoming[0])
+                if targets is None and gradient is not None:
+                    _accumulate(node.variable, gradient)
             elif useful is None or node.key in useful:
-                for target, gradient in zip(node.edges, node.apply(incoming), strict=True):
-                    if target is not None and gradient is not None:
-                        arrive(target, gradient)
+                if gradient is not None:
+                    for target, its in zip(node.edges, node.apply(gradient), strict=True):
+                        if target is not None and its is not None:
+                            arrive(target, its)
                 if not retain_graph:
                     node.release()
-        return [found.get((edge.node.key, edge.output)) for edge in wanted or ()]
+        return [found.get(node.key) for node in wanted or ()]
 
 
 def _order(roots: Sequence[Node[Tensor]]) -> list[Node[Tensor]]:
@@ -119,23 +115,21 @@ def _order(roots: Sequence[Node[Tensor]]) -> list[Node[Tensor]]:
     awaited: Counter[int] = Counter()
     stack = list(nodes.values())
     while stack:
-        for edge in stack.pop().edges:
-            if edge is not None:
-                awaited[edge.node.key] += 1
-                if edge.node.key not in nodes:
-                    nodes[edge.node.key] = edge.node
-                    stack.append(edge.node)
+        for before in filter(None, stack.pop().edges):
+            awaited[before.key] += 1
+            if before.key not in nodes:
+                nodes[before.key] = before
+                stack.append(before)
     ready = [(-node.sequence, key) for key, node in nodes.items() if not awaited[key]]
     heapq.heapify(ready)
     order = []
     while ready:
         node = nodes[heapq.heappop(ready)[1]]
         order.append(node)
-        for edge in node.edges:
-            if edge is not None:
-                awaited[edge.node.key] -= 1
-                if not awaited[edge.node.key]:
-                    heapq.heappush(ready, (-edge.node.sequence, edge.node.key))
+        for before in filter(None, node.edges):
+            awaited[before.key] -= 1
+            if not awaited[before.key]:
+                heapq.heappush(ready, (-before.sequence, before.key))
     return order
 
 
@@ -144,20 +138,20 @@ def _leading_to(targets: set[int], plan: Sequence[Node[Tensor]]) -> set[int]:
     reach = set(targets)
     useful: set[int] = set()
     for node in reversed(plan):
-        if any(edge is not None and edge.node.key in reach for edge in node.edges):
+        if any(before is not None and before.key in reach for before in node.edges):
             useful.add(node.key)
             reach.add(node.key)
     return useful
 
 
-def _edges_of(tensors: Sequence[Tensor]) -> list[Edge[Tensor]]:
-    edges = []
+def _nodes_of(tensors: Sequence[Tensor]) -> list[Node[Tensor]]:
+    nodes = []
     for index, tensor in enumerate(tensors):
-        edge = tensor.edge
-        if edge is None:
+        node = tensor.node
+        if node is None:
             raise RuntimeError(f"element {index} of tensors does not require grad and does not have a grad_fn")
-        edges.append(edge)
-    return edges
+        nodes.append(node)
+    return nodes
 
 
 def _seed(output: Tensor, gradient: Tensor | None) -> Tensor:

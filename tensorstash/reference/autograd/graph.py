@@ -85,29 +85,20 @@ class Meta(NamedTuple):
     device: str
 
 
-class Edge(NamedTuple, Generic[T]):
-    """The edge of one tensor's gradient: that `output` of `node`."""
-
-    node: Node[T]
-    output: int
-
-
 class Node(Generic[T]):
-    """One recorded operation; owns its saved tensors and, through its edges, all that was recorded before it.
+    """One recorded operation of one result; owns its saved tensors and, by its edges, all that was recorded before it.
 
     A chain of any length is freed without deep recursion: every link is an object that CPython's deferred
     deallocation ("trashcan") covers.
 
     Args:
-        edges: one per differentiable input, None where no gradient is wanted.
-        outputs: one per output.
+        edges: the nodes that the gradients of its inputs go to, None where no gradient is wanted.
     """
 
-    __slots__ = ("__weakref__", "edges", "outputs", "sequence")
+    __slots__ = ("__weakref__", "edges", "sequence")
 
-    def __init__(self, edges: Sequence[Edge[T] | None], outputs: Sequence[Meta]) -> None:
+    def __init__(self, edges: Sequence[Node[T] | None]) -> None:
         self.edges = tuple(edges)
-        self.outputs = tuple(outputs)
         self.sequence = next_sequence()
 
     @property
@@ -119,8 +110,8 @@ class Node(Generic[T]):
         """The key of a node in the backward walk."""
         return id(self)
 
-    def apply(self, gradients: Sequence[T | None]) -> Sequence[T | None]:
-        """Give the gradient for each edge, given those of the outputs; None stands for zero."""
+    def apply(self, gradient: T) -> Sequence[T | None]:
+        """Give the gradient for each edge, given that of the result; None stands for zero."""
         raise NotImplementedError
 
     def release(self) -> None:

@@ -11,7 +11,6 @@ an operand             that operand, saved for backward (a Python number is pass
 an operand + ``_meta`` its shape, type and device; its elements are not saved
 ``out``                the result, saved for backward
 an attribute           that keyword argument of the kernel
-``i``                  the position within a variadic operand
 =====================  ==========================================================================
 
 Formulas are written in differentiable operations, so derivatives of every order follow.
@@ -26,123 +25,94 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tensorstash.reference.autograd.graph import Edge, Meta, Node, is_grad_enabled
+from tensorstash.reference.autograd.graph import Meta, Node, is_grad_enabled
 from tensorstash.reference.autograd.saved import SavedTensor
 from tensorstash.reference.errors import DeviceError
 from tensorstash.reference.storage.dtypes import Array, DType, as_dtype, float32, promote_number
 from tensorstash.reference.storage.layout import Layout
-from tensorstash.reference.storage.memory import Storage, adopt_array, memory, result_layout
-from tensorstash.reference.storage.streams import current_stream, is_asynchronous
+from tensorstash.reference.storage.memory import adopt_array, memory
+from tensorstash.reference.storage.streams import driver
 from tensorstash.reference.tensor import Tensor
 
 Formula: TypeAlias = Callable[..., "Tensor | None"]
 Operand: TypeAlias = "Tensor | complex"
 
 
-class Signature:
-    """The names of a kernel's operands and attributes, and those that each formula needs."""
+class Operation:
+    """An operation that is recorded with the operands and the result that its formulas name.
 
-    def __init__(self, name: str, kernel: Callable[..., Any], formulas: dict[str, Formula]) -> None:
-        parameters = inspect.signature(kernel).parameters.values()
-        self.name = name
+    Args:
+        name: of the operation.
+        function: takes operands (positional) and attributes (keyword-only).
+        formulas: gradient of each differentiable operand.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any], formulas: Mapping[str, Formula]) -> None:
+        parameters = inspect.signature(function).parameters.values()
+        self.__name__, self.__doc__ = name, function.__doc__
+        self.function, self.formulas = function, formulas
         self.operands = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
-        self.variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-        keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-        self.defaults = {p.name: p.default for p in keywords if p.default is not p.empty}
-        self.formulas = formulas
-        self.needs = {operand: tuple(inspect.signature(f).parameters) for operand, f in formulas.items()}
+        self.needs = {operand: tuple(inspect.signature(formula).parameters) for operand, formula in formulas.items()}
 
-    def role(self, position: int) -> str:
-        """Give the name of the operand at `position`; a variadic operand takes all that follow."""
-        return self.operands[min(position, len(self.operands) - 1)]
-
-    def is_data(self, position: int) -> bool:
-        """Whether the operand takes part in type promotion: those with a formula, or all if none has one."""
-        return not self.formulas or self.role(position) in self.formulas
-
-    def is_variadic(self, operand: str) -> bool:
-        return self.variadic and operand == self.operands[-1]
+    def record(self, operands: Sequence[Operand], attributes: dict[str, Any], out: Tensor) -> Tensor:
+        """Return `out`, with its history if this thread records and a differentiable operand requires grad."""
+        if is_grad_enabled() and out.dtype.is_differentiable and self.formulas:
+            pairs = zip(self.operands, operands, strict=True)
+            edges = [x.node if isinstance(x, Tensor) and name in self.formulas else None for name, x in pairs]
+            if any(edges):
+                out._node = OpNode(self, edges, operands, attributes, out)
+        return out
 
 
 class OpNode(Node[Tensor]):
-    """A recorded primitive with the operands and the result that its formulas name."""
+    """A recorded operation; ``attributes`` are the keyword arguments of its function."""
 
-    __slots__ = ("_attributes", "_metas", "_saved", "_signature", "operation")
+    __slots__ = ("_metas", "_saved", "attributes", "operation")
 
     def __init__(
         self,
-        operation: Primitive | ViewPrimitive,
-        edges: Sequence[Edge[Tensor] | None],
+        operation: Operation,
+        edges: Sequence[Node[Tensor] | None],
         operands: Sequence[Any],
         attributes: dict[str, Any],
         out: Tensor,
     ) -> None:
-        super().__init__(edges, (out.meta,))
+        super().__init__(edges)
         self.operation = operation
-        self._signature = signature = operation.signature
-        self._attributes = attributes
-        self._metas = tuple(x.meta if isinstance(x, Tensor) else None for x in operands)
-        used = {n for k, e in enumerate(edges) if e is not None for n in signature.needs[signature.role(k)]}
-        self._saved: dict[str, list[Any]] = {}
-        for position, operand in enumerate(operands):
-            if signature.role(position) in used:
-                value = SavedTensor(operand) if isinstance(operand, Tensor) else operand
-                self._saved.setdefault(signature.role(position), []).append(value)
+        self.attributes: Mapping[str, Any] = MappingProxyType(attributes)
+        named = dict(zip(operation.operands, operands, strict=True))
+        self._metas = {f"{name}_meta": x.meta for name, x in named.items() if isinstance(x, Tensor)}
+        wanted = (name for name, edge in zip(named, edges, strict=True) if edge is not None)
+        used = {need for name in wanted for need in operation.needs[name]}
+        self._saved: dict[str, Any] = {
+            name: SavedTensor(x) if isinstance(x, Tensor) else x for name, x in named.items() if name in used
+        }
         if "out" in used:
-            self._saved["out"] = [SavedTensor(out, 0)]
+            self._saved["out"] = SavedTensor(out, is_output=True)
 
     @property
     def name(self) -> str:
-        return self._signature.name
-
-    @property
-    def operands(self) -> tuple[str, ...]:
-        """The names of the operands, by position."""
-        return tuple(self._signature.role(position) for position in range(len(self.edges)))
-
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        """The keyword arguments of the kernel."""
-        return MappingProxyType(self._attributes)
+        return self.operation.__name__
 
     def saved(self, position: int) -> Any:
         """Give the saved value of an operand: a `SavedTensor`, or a number as it is; None if nothing is."""
-        role = self._signature.role(position)
-        values = self._saved.get(role)
-        return None if values is None else values[position - self._signature.operands.index(role)]
+        return self._saved.get(self.operation.operands[position])
 
-    def apply(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        (g,) = gradients
-        if g is None:
-            return [None] * len(self.edges)
-        values: dict[str, Any] = {**self._attributes, "g": g}
-        for name, saved in self._saved.items():
-            unpacked = [x.unpack(self) if isinstance(x, SavedTensor) else x for x in saved]
-            values[name] = tuple(unpacked) if self._signature.is_variadic(name) else unpacked[0]
-        return [self._gradient(position, values) for position in range(len(self.edges))]
-
-    def _gradient(self, position: int, values: dict[str, Any]) -> Tensor | None:
-        meta = self._metas[position]
-        if self.edges[position] is None or meta is None:
-            return None
-        role = self._signature.role(position)
-        values["i"] = position - self._signature.operands.index(role)
-        arguments = [self._value(name, values) for name in self._signature.needs[role]]
-        result = self._signature.formulas[role](*arguments)
-        return None if result is None else conform(result, meta)
-
-    def _value(self, name: str, values: dict[str, Any]) -> Any:
-        if name in values:
-            return values[name]
-        operand = name.removesuffix("_meta")
-        first = self._signature.operands.index(operand)
-        return self._metas[first:] if self._signature.is_variadic(operand) else self._metas[first]
+    def apply(self, gradient: Tensor) -> Sequence[Tensor | None]:
+        values = {**self._metas, **self.attributes, "g": gradient}
+        values |= {name: x.unpack(self) if isinstance(x, SavedTensor) else x for name, x in self._saved.items()}
+        operation, found = self.operation, []
+        for name, edge in zip(operation.operands, self.edges, strict=True):
+            result = None
+            if edge is not None:
+                result = operation.formulas[name](*(values[need] for need in operation.needs[name]))
+            found.append(None if result is None else conform(result, self._metas[f"{name}_meta"]))
+        return found
 
     def release(self) -> None:
-        for values in self._saved.values():
-            for value in values:
-                if isinstance(value, SavedTensor):
-                    value.release()
+        for value in self._saved.values():
+            if isinstance(value, SavedTensor):
+                value.release()
 
 
 def conform(gradient: Tensor, meta: Meta) -> Tensor:
@@ -152,7 +122,7 @@ def conform(gradient: Tensor, meta: Meta) -> Tensor:
     return gradient if gradient.dtype is meta.dtype else gradient.astype(meta.dtype)
 
 
-class Primitive:
+class Primitive(Operation):
     """An operation that computes new elements.
 
     Args:
@@ -167,9 +137,10 @@ class Primitive:
     def __init__(
         self, name: str, kernel: Callable[..., Any], *, moves: bool = False, floating: bool = False, **formulas: Formula
     ) -> None:
-        self.signature = Signature(name, kernel, formulas)
-        self.kernel, self._moves, self._floating = kernel, moves, floating
-        self.__name__, self.__doc__ = name, kernel.__doc__
+        super().__init__(name, kernel, formulas)
+        self._moves, self._floating = moves, floating
+        # Those that take part in type promotion: the ones with a formula, or all if none has one.
+        self._is_data = [not formulas or operand in formulas for operand in self.operands]
 
     def __get__(self, tensor: Tensor | None, owner: type | None = None) -> Callable[..., Tensor]:
         """Bind as a function does, so that a class may have the operation for a method."""
@@ -182,69 +153,49 @@ class Primitive:
             DeviceError: the operands lie on different devices.
             TypeError: they are of different element types.
         """
-        attributes = {**self.signature.defaults, **attributes}
-        device = attributes.get("device") or _common_device(self.signature.name, operands)
+        space = memory(attributes.get("device") or _common_device(self.__name__, operands))
         common = self._common_dtype(operands)
-        if is_asynchronous() and not memory(device).is_host:
-            out = self._submit(operands, attributes, device, common)
+        launch = None if space.is_host else driver().launch
+        if launch is not None:
+            out: Tensor = launch(self, operands, attributes, space, common)
         else:
-            stored, dtype = self._compute([_values(x) for x in operands], operands, common, attributes)
-            storage, layout = adopt_array(stored, memory(device))
-            out = Tensor(storage, layout, dtype)
-        record(self, operands, attributes, out)
-        return out
+            stored = [x._read() if isinstance(x, Tensor) else None for x in operands]
+            result, dtype = self.compute(stored, operands, common, attributes)
+            out = Tensor(*adopt_array(result, space), dtype)
+        return self.record(operands, attributes, out)
 
-    def _submit(self, operands: Sequence[Operand], attributes: dict[str, Any], device: str, common: DType) -> Tensor:
-        """Have the device compute later; a run on zeros shows shape and type now."""
-        sample, dtype = self._compute([_zeros(x) for x in operands], operands, common, attributes)
-        layout = result_layout(sample)
-        space = memory(device)
-        out = Tensor(Storage.allocate(sample.nbytes, space), layout, dtype)
-        target = out.carriers()
-        # Arrays, not tensors: work does not keep memory from being freed and used again, no more than on a device.
-        values = [_values(x, snapshot=True) for x in operands]
-        signatures = [x.meta if isinstance(x, Tensor) else x for x in operands]
-
-        def work() -> None:
-            target[...] = self._compute(values, signatures, common, attributes)[0]
-
-        current_stream(device).submit(work)
-        return out
-
-    def _compute(
-        self, values: Sequence[Array | None], operands: Sequence[Any], common: DType, attributes: dict[str, Any]
+    def compute(
+        self, stored: Sequence[Array | None], operands: Sequence[Any], common: DType, attributes: dict[str, Any]
     ) -> tuple[Array, DType]:
-        """Run the kernel on stored elements; ``operands`` give their types."""
-        arrays = [self._array(k, x, v, common) for k, (x, v) in enumerate(zip(operands, values, strict=True))]
+        """Run the kernel on stored elements; ``operands`` give their types, or are numbers where there are none."""
+        arrays = list(map(self._array, self._is_data, operands, stored, [common] * len(operands)))
         with np.errstate(all="ignore"):
-            result = np.asarray(self.kernel(*arrays, **attributes))
+            result = np.asarray(self.function(*arrays, **attributes))
             dtype = self._result_dtype(result, common, attributes)
             return (result if self._moves else dtype.encode(result)), dtype
 
     def _common_dtype(self, operands: Sequence[Operand]) -> DType:
-        data = [x for k, x in enumerate(operands) if self.signature.is_data(k)]
+        data = [x for x, is_data in zip(operands, self._is_data, strict=True) if is_data]
         dtypes = {x.dtype.name: x.dtype for x in data if isinstance(x, Tensor)}
         if len(dtypes) > 1:
-            raise TypeError(f"{self.signature.name} got tensors of {' and '.join(dtypes)}; use astype() on all but one")
+            raise TypeError(f"{self.__name__} got tensors of {' and '.join(dtypes)}; use astype() on all but one")
         common = next(iter(dtypes.values()), None)
         for operand in data:
             if not isinstance(operand, Tensor):
                 common = promote_number(common, _number(operand))
         if common is None:
-            raise TypeError(f"{self.signature.name} needs a tensor")
+            raise TypeError(f"{self.__name__} needs a tensor")
         return float32 if self._floating and not common.is_differentiable else common
 
-    def _array(self, position: int, operand: Any, stored: Array | None, common: DType) -> Array:
+    def _array(self, is_data: bool, operand: Any, stored: Array | None, common: DType) -> Array:
+        if not is_data:
+            return np.asarray(operand if stored is None else stored)
         if stored is None:
-            if not self.signature.is_data(position):
-                return np.asarray(operand)
-            number = np.asarray(_number(operand)).astype(common.compute)
-            return common.encode(number) if self._moves else number
-        if not self.signature.is_data(position):
+            values = np.asarray(_number(operand)).astype(common.compute)
+        elif self._moves and operand.dtype is common:
             return stored
-        if self._moves and operand.dtype is common:
-            return stored
-        values = operand.dtype.decode(stored).astype(common.compute, copy=False)
+        else:
+            values = operand.dtype.decode(stored).astype(common.compute, copy=False)
         return common.encode(values) if self._moves else values
 
     def _result_dtype(self, result: Array, common: DType, attributes: dict[str, Any]) -> DType:
@@ -255,7 +206,7 @@ class Primitive:
         return as_dtype(result.dtype)
 
 
-class ViewPrimitive:
+class ViewPrimitive(Operation):
     """An operation that gives another layout over the same storage.
 
     Args:
@@ -265,58 +216,17 @@ class ViewPrimitive:
     """
 
     def __init__(self, name: str, relayout: Callable[..., Layout], **formulas: Formula) -> None:
-        self.signature = Signature(name, relayout, formulas)
-        self._relayout = relayout
+        super().__init__(name, relayout, formulas)
 
     def __call__(self, operand: Tensor, **attributes: Any) -> Tensor:
         """Make the view, and record it if the operand requires grad."""
-        attributes = {**self.signature.defaults, **attributes}
-        view = operand.view_of(self._relayout(operand.layout, **attributes), tracked=is_grad_enabled())
-        record(self, (operand,), attributes, view)
-        return view
+        view = operand.view_of(self.function(operand.layout, **attributes), tracked=is_grad_enabled())
+        return self.record((operand,), attributes, view)
 
 
 def primitive(*, moves: bool = False, **formulas: Formula) -> Callable[[Callable[..., Any]], Primitive]:
     """Make an operation of a NumPy kernel and its formulas; see the module's table for the names of a formula."""
     return lambda kernel: Primitive(kernel.__name__, kernel, moves=moves, floating=False, **formulas)
-
-
-def record(
-    operation: Primitive | ViewPrimitive, operands: Sequence[Operand], attributes: dict[str, Any], out: Tensor
-) -> None:
-    """Give `out` its history, if this thread records and a differentiable operand requires grad."""
-    signature = operation.signature
-    if not (is_grad_enabled() and out.dtype.is_differentiable and signature.formulas):
-        return
-    edges = [
-        x.edge if isinstance(x, Tensor) and signature.role(k) in signature.formulas else None
-        for k, x in enumerate(operands)
-    ]
-    if any(edge is not None for edge in edges):
-        node = OpNode(operation, edges, operands, attributes, out)
-        out._edge = Edge(node, 0)
-
-
-def _values(operand: Any, *, snapshot: bool = False) -> Array | None:
-    """Return the stored elements of a tensor, those of host memory as they are now if ``snapshot``."""
-    if not isinstance(operand, Tensor):
-        return None
-    if operand.storage.space.is_host:
-        return operand.carriers().copy() if snapshot else operand.carriers()
-    if not snapshot:
-        current_stream(operand.device).synchronize()
-    return operand.carriers()
-
-
-def _zeros(operand: Any) -> Array | None:
-    if not isinstance(operand, Tensor):
-        return None
-    carrier = operand.dtype.carrier
-    layout = operand.layout
-    nbytes = layout.end - layout.begin if operand.numel else 0
-    return np.ndarray(
-        operand.shape, carrier, np.zeros(nbytes, np.uint8), layout.offset - layout.begin, layout.byte_strides
-    )
 
 
 def _number(operand: Any) -> complex:

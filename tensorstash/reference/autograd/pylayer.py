@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from tensorstash.reference.autograd.graph import Edge, Meta, Node, is_grad_enabled, no_grad
+from tensorstash.reference.autograd.graph import Meta, Node, is_grad_enabled, no_grad
 from tensorstash.reference.autograd.saved import SavedTensor
 from tensorstash.reference.errors import InplaceError
 from tensorstash.reference.tensor import Tensor
@@ -113,8 +113,8 @@ class PyLayerNode(Node[Tensor]):
 
     __slots__ = ("_context", "_inputs", "_layer")
 
-    def __init__(self, layer: type[PyLayer], context: PyLayerContext, inputs: Sequence[Tensor], output: Tensor) -> None:
-        super().__init__([x.edge for x in inputs], [output.meta])
+    def __init__(self, layer: type[PyLayer], context: PyLayerContext, inputs: Sequence[Tensor]) -> None:
+        super().__init__([x.node for x in inputs])
         self._layer, self._context = layer, context
         self._inputs = tuple(x.meta for x in inputs)
 
@@ -122,10 +122,7 @@ class PyLayerNode(Node[Tensor]):
     def name(self) -> str:
         return self._layer.__name__
 
-    def apply(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        (gradient,) = gradients
-        if gradient is None:
-            return [None] * len(self._inputs)
+    def apply(self, gradient: Tensor) -> Sequence[Tensor | None]:
         found = self._layer.backward(self._context, gradient)
         found = found if isinstance(found, tuple) else (found,)
         if len(found) != len(self._inputs):
@@ -152,19 +149,19 @@ class PyLayerNode(Node[Tensor]):
 
 
 def _record(layer: type[PyLayer], ctx: PyLayerContext, inputs: Sequence[Tensor], result: Tensor) -> Tensor:
-    node = PyLayerNode(layer, ctx, inputs, result)
+    node = PyLayerNode(layer, ctx, inputs)
 
     def save(tensor: Tensor) -> SavedTensor:
         is_output = tensor is result and not any(tensor is x for x in inputs)
-        return SavedTensor(tensor, 0 if is_output else None)
+        return SavedTensor(tensor, is_output=is_output)
 
     ctx._saved = tuple(None if item is None else save(item) for item in ctx._to_save)
     ctx._node = weakref.ref(node)
     ctx._to_save = ()  # The context lives as long as the node and must hold no tensor but the saved ones.
-    return _output(result, Edge(node, 0) if result.dtype.is_differentiable else None)
+    return _output(result, node if result.dtype.is_differentiable else None)
 
 
-def _output(tensor: Tensor, edge: Edge[Tensor] | None) -> Tensor:
+def _output(tensor: Tensor, node: Node[Tensor] | None) -> Tensor:
     """Give the user's tensor for the one that ``forward`` returned: its memory with the history of the node.
 
     The returned object itself stays without history, so whatever the context holds of it closes no cycle.
@@ -173,5 +170,5 @@ def _output(tensor: Tensor, edge: Edge[Tensor] | None) -> Tensor:
         output = tensor.view_of(tensor.layout, tracked=False)
     else:
         output = tensor.alias(None)
-    output._edge = edge
+    output._node = node
     return output

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from tensorstash.reference.autograd.graph import Edge, HookPair, Meta, Node, hook_stack, no_grad
+from tensorstash.reference.autograd.graph import HookPair, Meta, Node, hook_stack, no_grad
 from tensorstash.reference.errors import GraphReleasedError, HookError, InplaceError
 from tensorstash.reference.tensor import Tensor
 
@@ -27,29 +27,29 @@ class SavedTensor:
 
     Args:
         tensor: to save; not kept itself, except a leaf that requires grad.
-        output_index: which output of the recording node it is, None for an input.
+        is_output: whether it is the result of the recording node.
 
     Raises:
         HookError: `pack` modified its argument in place. Exceptions of `pack` pass through.
     """
 
-    __slots__ = ("_content", "_edge", "_hooks", "_meta", "_output_index", "_released", "_version")
+    __slots__ = ("_content", "_hooks", "_is_output", "_meta", "_node", "_released", "_version")
 
-    def __init__(self, tensor: Tensor, output_index: int | None = None) -> None:
-        self._output_index = output_index
-        self._edge: Edge[Tensor] | None = tensor.edge if output_index is None else None
+    def __init__(self, tensor: Tensor, *, is_output: bool = False) -> None:
+        self._is_output = is_output
+        self._node: Node[Tensor] | None = None if is_output else tensor.node
         self._meta: Meta = tensor.meta
         self._version = tensor._version
         self._hooks: HookPair | None = None
         self._released = False
         stack = hook_stack()
         if not stack:
-            keep_identity = tensor.is_leaf and tensor._edge is None and tensor.requires_grad
+            keep_identity = tensor.is_leaf and tensor._node is None and tensor.requires_grad
             self._content: Any = tensor if keep_identity else tensor.alias(None)
             return
         self._hooks = stack[-1]
         with no_grad():
-            self._content = self._hooks.pack(tensor if output_index is None else tensor.alias(None))
+            self._content = self._hooks.pack(tensor.alias(None) if is_output else tensor)
         if tensor._version != self._version:
             raise HookError("a pack hook modified the saved tensor in place; work on a copy")
 
@@ -57,7 +57,7 @@ class SavedTensor:
         """Give the tensor with its history; any number of times until `release`.
 
         Args:
-            node: the node that recorded it, needed for its own outputs.
+            node: the node that recorded it, needed for its own result.
 
         Raises:
             GraphReleasedError: it has been released.
@@ -66,20 +66,18 @@ class SavedTensor:
         """
         if self._released:
             raise GraphReleasedError(_RELEASED)
-        edge = self._edge
-        if self._output_index is not None:
-            if node is None:
-                raise GraphReleasedError("a saved output was asked for after the node that computed it had gone")
-            edge = Edge(node, self._output_index)
+        if self._is_output and node is None:
+            raise GraphReleasedError("a saved output was asked for after the node that computed it had gone")
+        origin = node if self._is_output else self._node
         if self._hooks is None:
-            return self._unhooked(edge)
+            return self._unhooked(origin)
         with no_grad():
             value = self._hooks.unpack(self._content)
         if not isinstance(value, Tensor):
             raise HookError(f"an unpack hook must return a tensor, got {type(value).__name__}")
         if value.meta != self._meta:
             raise HookError(f"an unpack hook returned {_describe(value.meta)}, expected {_describe(self._meta)}")
-        return value.alias(edge)
+        return value.alias(origin)
 
     @property
     def packed(self) -> Any:
@@ -89,18 +87,18 @@ class SavedTensor:
     def release(self) -> None:
         """Drop the object; a packed object without other owners is freed now."""
         self._released = True
-        self._content = self._hooks = self._edge = None
+        self._content = self._hooks = self._node = None
 
-    def _unhooked(self, edge: Edge[Tensor] | None) -> Tensor:
+    def _unhooked(self, origin: Node[Tensor] | None) -> Tensor:
         tensor: Tensor = self._content
         if tensor._version != self._version:
-            source = "a leaf" if edge is None else f"output {edge.output} of {edge.node.name}"
+            source = "a leaf" if origin is None else f"output 0 of {origin.name}"
             raise InplaceError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 f"[{self._meta.dtype} {list(self._meta.shape)}], which is {source}, is at version "
                 f"{tensor._version}; expected version {self._version} instead."
             )
-        return tensor if tensor.requires_grad else tensor.alias(edge)
+        return tensor if tensor.requires_grad else tensor.alias(origin)
 
 
 def _describe(meta: Meta) -> str:

@@ -155,20 +155,10 @@ def dense_copy(array: Array) -> Array:
 
 def adopt_array(array: Array, space: MemorySpace) -> tuple[Storage, Layout]:
     """Give a storage and layout for a kernel's result, without a copy where the result owns dense memory."""
-    dense = array.transpose(_memory_order(array))
+    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+    dense = array.transpose(order)
     if not (array.flags.owndata and array.flags.writeable and dense.flags.c_contiguous):
         return adopt_array(array.copy(), space)
-    return Storage(dense.reshape(-1).view(np.uint8), space), result_layout(array)
-
-
-def result_layout(array: Array) -> Layout:
-    """Give the layout that `adopt_array` gives a kernel's result."""
-    order = _memory_order(array)
-    if not (array.flags.owndata and array.flags.writeable and array.transpose(order).flags.c_contiguous):
-        order = list(range(array.ndim))
-    strides = Layout.contiguous([array.shape[axis] for axis in order], array.itemsize).strides
-    return Layout(array.shape, tuple(strides[order.index(axis)] for axis in range(array.ndim)), 0, array.itemsize)
-
-
-def _memory_order(array: Array) -> list[int]:
-    return sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+    strides = Layout.contiguous(dense.shape, array.itemsize).strides
+    layout = Layout(array.shape, tuple(strides[order.index(axis)] for axis in range(array.ndim)), 0, array.itemsize)
+    return Storage(dense.reshape(-1).view(np.uint8), space), layout

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -64,8 +65,8 @@ class Stream:
 class Driver:
     """The work and the memory of all simulated accelerators: each piece of work is done when it is submitted."""
 
-    is_asynchronous = False
-    """Whether work may be done later."""
+    launch: Callable[..., Any] | None = None
+    """Has an operation computed later than it is asked for, and returns its result; None: each is computed at once."""
 
     def submit(self, stream: Stream, work: Work) -> None:
         work()
@@ -120,7 +121,7 @@ def driven_by(other: Driver) -> Iterator[None]:
 
 def is_asynchronous() -> bool:
     """Whether work may be done later than it is submitted."""
-    return driver().is_asynchronous
+    return driver().launch is not None
 
 
 def default_stream(device: str) -> Stream:
