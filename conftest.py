@@ -1,8 +1,14 @@
-"""Where a framework is not installed, its tests and doctests are left out."""
+"""Where a framework is not installed, its tests and doctests are left out. What is imported is compiled once."""
 
+import os
 import re
+import sys
 from importlib.util import find_spec
 from pathlib import Path
+
+if sys.dont_write_bytecode:  # each process of the tests would compile the frameworks anew, most of its time
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(Path(sys.prefix, "bytecode"))  # as run.py does
+    os.environ |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": sys.pycache_prefix}
 
 ABSENT = [name for name in ("torch", "paddle") if find_spec(name) is None]
 IMPORTS = re.compile(
