@@ -24,23 +24,13 @@ class Region:
     def __init__(self, name: str, backend: Any = None) -> None:
         self.name, self.backend = name, backend
         self.fate = CHECKPOINTED
-        """Its treatment in the plan of the step, unless it is refused."""
+        """Its treatment in the plan of the step, if its refusal is empty."""
         self.refusal: str | None = None
         """Why it is not computed again; empty if it is; None before its first call."""
         self.writes = False
         """Whether its calls write its buffers, which computing it again must not."""
         self.saved_bytes = 0
         """Bytes that it saves beside its arguments and weights where it is not computed again."""
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether the plan of the step computes it again."""
-        return self.fate == CHECKPOINTED
-
-    @property
-    def is_repeated(self) -> bool:
-        """Whether it was proved that the block can be computed again."""
-        return self.refusal == ""
 
     def judged(self, refusal: str, writes: bool = False, saved_bytes: int = 0) -> None:
         """Note the result of the proof."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorstash.abilities.checkpoints import ALREADY, Region, Repeats
+from tensorstash.abilities.checkpoints import ALREADY, CHECKPOINTED, Region, Repeats
 from tensorstash.backends.parts import WEIGHTS, NoCopy, apart, as_before, buffers_of, is_argument, isolated, taken_apart
 
 
@@ -33,7 +33,7 @@ def call_again(
         args: of the call.
         kwargs: of the call.
     """
-    if not region.is_wanted or region.refusal or not module.training:
+    if region.fate != CHECKPOINTED or region.refusal or not module.training:
         return call(*args, **kwargs)
     backend = region.backend
     framework: Repeats = backend.repeats
@@ -51,7 +51,7 @@ def call_again(
             region.judged(str(error))
         except Exception:  # the call itself raises it, and draws the numbers that it would have drawn
             return call(*args, **kwargs)
-    if not region.is_repeated:
+    if region.refusal != "":
         return call(*args, **kwargs)
 
     is_again = False

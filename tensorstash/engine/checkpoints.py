@@ -1,6 +1,7 @@
 """The blocks of a model that are computed again: the treatment of each, and the warning for those that cannot be."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -55,9 +56,7 @@ def oldest_to_repeat(block_bytes: Sequence[int], excess_bytes: int) -> int:
     >>> oldest_to_repeat([10, 10, 10], 15), oldest_to_repeat([10], 15), oldest_to_repeat([10], -5)
     (2, 1, 0)
     """
-    return next(
-        (number for number in range(len(block_bytes)) if sum(block_bytes[:number]) >= excess_bytes), len(block_bytes)
-    )
+    return min(sum(total < excess_bytes for total in accumulate(block_bytes, initial=0)), len(block_bytes))
 
 
 def quickest_to_repeat(
@@ -117,7 +116,7 @@ class Border:
     ) -> None:
         self._regions, self._streams, self._may_send, self._clock = regions, streams, may_send, clock
         self._steps = 0
-        self._seconds = 0.0
+        self._began = self._seconds = 0.0
         """That the second step took forward."""
         self._least_bytes = 0
         """Saved where all blocks are computed again."""
@@ -128,13 +127,14 @@ class Border:
         self._remade_bytes = 0
         self._link_bytes_per_s = 0.0
 
-    def passed(self, sign: int, device: str) -> None:
-        """Note the beginning of an entry, whose sign is -1, or its end, whose sign is 1, in the step that is timed."""
+    def passed(self, device: str, *, is_end: bool) -> None:
+        """Note the beginning or the end of an entry in the step that is timed."""
         if self._regions and self._steps == 1:
             stream = None if self._streams is None else self._streams.current_stream(device)
             if self._streams is not None and stream is not None:
                 self._streams.recorded(stream).synchronize()
-            self._seconds += sign * self._clock()
+            began, self._began = self._began, self._clock()
+            self._seconds += self._began - began if is_end else 0.0
 
     def step_ended(self, ladder: Ladder, ledger: Ledger, in_flight_bytes: int) -> None:
         """Plan the next step.
@@ -145,8 +145,8 @@ class Border:
             in_flight_bytes: that may leave while the program goes on.
         """
         saved_bytes, device = ladder.saved_bytes, ladder.device
-        blocks = [region for region in self._regions.values() if region.is_repeated]
-        there = sum(region.saved_bytes for region in blocks if not region.is_wanted)
+        blocks = [region for region in self._regions.values() if region.refusal == ""]
+        there = sum(region.saved_bytes for region in blocks if region.fate != CHECKPOINTED)
         has_grown = saved_bytes > self._least_bytes + self._scale * there
         if not blocks or (not has_grown and self._steps >= _STEPS):
             return
@@ -157,9 +157,8 @@ class Border:
         if not there:
             self._least_bytes += max(more_bytes, 0)
         elif more_bytes > 0:
-            self._staying = (
-                self._staying if self._scale else 1 - min((remade_bytes - self._remade_bytes) / more_bytes, 1.0)
-            )
+            if not self._scale:
+                self._staying = 1 - min((remade_bytes - self._remade_bytes) / more_bytes, 1.0)
             self._scale = max(more_bytes / there, self._scale)
         self._remade_bytes = remade_bytes
         sizes = [int((self._scale or 1.0) * self._staying * region.saved_bytes) for region in blocks]

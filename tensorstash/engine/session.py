@@ -144,16 +144,16 @@ class Session(Generic[T]):
             if self._border is not None and self.regions and self.state.was_asked:
                 self._current_stretch()  # a block asks for the plan before it saves anything
             self._stretch.close()  # contents saved before are never taken for the same
-        self._time(-1)
+        self._time(is_end=False)
         hooks = self.backend.hooks(self.pack, self.unpack, trusted=True)
         return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), [0, 0], self._entry_ended)
 
-    def _time(self, sign: int) -> None:
+    def _time(self, *, is_end: bool) -> None:
         if self._border is not None and self._ladder is not None:
-            self._border.passed(sign, self._ladder.device)
+            self._border.passed(self._ladder.device, is_end=is_end)
 
     def _entry_ended(self) -> None:
-        self._time(1)
+        self._time(is_end=True)
         if self._residency is not None:
             self.sender.start(self._residency.leaving(all_of_them=True), self.places)
         judge_regions(self.adviser, self.regions.values())

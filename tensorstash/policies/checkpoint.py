@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tensorstash.errors import ConfigError, PlanError
+from tensorstash.errors import ConfigError
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.policies.policy import Chain, Policy
@@ -48,8 +48,6 @@ class Checkpoint(Policy):
             object.__setattr__(self, "blocks", patterns if len(patterns) > 1 else patterns[0])
 
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
-        if not plan.keeps:
-            raise PlanError("Checkpoint is about whole blocks: put it first")
         return plan
 
     def chosen(self, modules: Mapping[str, object]) -> dict[str, str]:
@@ -77,12 +75,7 @@ class Checkpoint(Policy):
 
 
 def checkpoint_of(policy: HookPolicy) -> Checkpoint | None:
-    """Return the checkpoint that a policy begins with, or None.
-
-    >>> checkpoint_of(Checkpoint() | Checkpoint(every=2))  # doctest: +IGNORE_EXCEPTION_DETAIL
-    Traceback (most recent call last):
-    tensorstash.errors.PlanError: ...
-    """
+    """Return the checkpoint that a policy begins with, or None."""
     first = policy.steps[0] if isinstance(policy, Chain) and policy.steps else policy
     return first if isinstance(first, Checkpoint) else None
 

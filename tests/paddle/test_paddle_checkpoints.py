@@ -221,6 +221,14 @@ def test_the_state_of_a_block_advances_by_its_own_calls_alone(x, state, act):
     assert all(block.state is block.first for block in model.blocks)
 
 
+def test_a_block_that_does_not_draw_from_its_generator_is_checkpointed(x):
+    made = partial(network, partial(Keeps, Generator, lambda block, x: x * 2))
+    plain = trained(made(), square(x), 2)
+    handle = ts.wrap(model := made(), "checkpoint", min_bytes=0)
+    assert trained(model, square(x), 2) == plain
+    assert set(handle.stats().blocks) == {CHECKPOINTED}
+
+
 def test_hooks_of_others_see_each_call_as_without_but_for_the_second_one_of_backward(x):
     model, calls = network(), []
     model.blocks[1].up.register_forward_pre_hook(lambda layer, args: calls.append("pre"))

@@ -396,7 +396,9 @@ class Refers(Block):
     def __init__(self):
         super().__init__()
         self.others, self.weights, self.scale = [], [self.up.weight], torch.ones(1)
-        self.lookup = {"by name": (self.up, torch.arange(16)), "empty": np.zeros(())}
+        self.lookup = {"by name": (self.up, torch.arange(16)), "empty": np.zeros(()), "size": torch.Size([2])}
+        self.unused = [random.Random(1), np.random.default_rng(2), np.random.RandomState(3), np.float32(4)]
+        self.unused += [random.SystemRandom(), iter([5]), self.unused]
 
     def forward(self, x):
         return super().forward(x * self.scale + self.weights[0].mean() + self.lookup["by name"][1])
