@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -19,8 +20,9 @@ PLUGIN = Path(__file__).parent / "plugin"
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process that has the package installed."""
     target = tmp_path_factory.mktemp("site")
+    source = shutil.copytree(PLUGIN, tmp_path_factory.mktemp("source"), dirs_exist_ok=True)  # is built where it is
     builder = ["--no-build-isolation"] if find_spec("setuptools") else []
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", *builder, "--target", target, PLUGIN]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", *builder, "--target", target, source]
     done = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
     assert done.returncode == 0, done.stderr
     return os.environ | {"PYTHONPATH": os.pathsep.join((str(target), os.environ.get("PYTHONPATH", "")))}

@@ -147,14 +147,20 @@ def test_a_fit_that_fails_leaves_the_module_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("library", [with_transformers, with_lightning], ids=["transformers", "lightning"])
 def test_a_callback_in_use_is_copied_and_pickled_without_what_runs(library: Any) -> None:
+    def begin(callback: Any, model: Any) -> None:
+        if library is with_transformers:
+            callback.on_train_begin(None, None, None, model=model)
+        else:
+            callback.on_fit_start(None, model)
+
     stash = library.StashCallback("compress | disk_spill", **trainers.OPTIONS)
-    stash._begin(trainers.llama())
+    begin(stash, trained := trainers.llama())
     for again in (copy.deepcopy(stash), pickle.loads(pickle.dumps(stash))):
         assert again.stats() == ts.Stats()
-        again._begin(model := torch.nn.Linear(2, 2))
+        begin(again, model := torch.nn.Linear(2, 2))
         assert len(ts.wrapped(model)) == 1
         ts.unwrap(model)
-    stash._end()
+    ts.unwrap(trained)
 
 
 @pytest.mark.parametrize("library", ["accelerate", "lightning", "transformers", "paddle"])

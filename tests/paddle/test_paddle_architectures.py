@@ -114,10 +114,10 @@ def encoder():
 MODELS = {"gpt": gpt, "resnet18": resnet, "lstm": lstm, "encoder": encoder}
 
 
-@pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
-def trained(request):
+def prepared(build):
     paddle.seed(7)
-    model, inputs = request.param()
+    model, inputs = build()
+    model.train()
     state = {name: value.clone() for name, value in model.state_dict().items()}
 
     def gradients(around):
@@ -129,6 +129,12 @@ def trained(request):
         loss.backward()
         return [bits(loss), *(bits(parameter.grad) for parameter in model.parameters())]
 
+    return model, inputs, gradients
+
+
+@pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
+def trained(request):
+    model, _, gradients = prepared(request.param)
     return model, gradients
 
 

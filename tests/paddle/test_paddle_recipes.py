@@ -11,7 +11,7 @@ from paddle.base import core
 from paddle.distributed.fleet.utils import recompute
 from paddle.nn import functional as F  # noqa: N812
 from paddle_cases import bits, leaf, noise
-from test_paddle_architectures import MODELS
+from test_paddle_architectures import MODELS, prepared
 
 import tensorstash as ts
 from tensorstash.backends.paddle.nodes import kind_of, node_of
@@ -78,24 +78,6 @@ def mlp():
 
 
 BUILT = {**MODELS, "swiglu": swiglu, "mlp": mlp, "convnet": convnet}
-
-
-def prepared(build):
-    paddle.seed(7)
-    model, inputs = build()
-    model.train()
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-
-    def gradients(around):
-        paddle.seed(11)
-        model.set_state_dict(state)
-        model.clear_gradients()
-        with around:
-            loss = model(*inputs)
-        loss.backward()
-        return [bits(loss), *(bits(parameter.grad) for parameter in model.parameters())]
-
-    return model, inputs, gradients
 
 
 @pytest.mark.parametrize("name", BUILT)
