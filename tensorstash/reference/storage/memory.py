@@ -7,10 +7,10 @@ kernel is not. A storage gives its bytes back when its last reference goes.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
+from weakref import WeakSet
 
 import numpy as np
 
@@ -21,37 +21,23 @@ from tensorstash.reference.storage.streams import Stream, current_stream, driver
 _ALIGNMENT_BYTES = 64
 
 
+@dataclass(frozen=True, eq=False)
 class MemorySpace:
-    """The memory of one device, and how many of its bytes are allocated now; thread-safe.
+    """The memory of one device.
 
     Args:
         name: device name, such as ``"sim:0"``.
         is_host: whether NumPy may address this memory.
     """
 
-    def __init__(self, name: str, *, is_host: bool) -> None:
-        self.name = name
-        self.is_host = is_host
-        self._allocated = 0
-        self._lock = threading.RLock()
-        # Freed bytes that are not yet subtracted: finalizers, which run in the middle of anything, take no lock.
-        self._freed: deque[int] = deque()
+    name: str
+    is_host: bool
+    storages: WeakSet[Storage] = field(default_factory=WeakSet, repr=False)
 
     @property
     def allocated_bytes(self) -> int:
-        with self._lock:
-            while self._freed:
-                self._allocated -= self._freed.popleft()
-            return self._allocated
-
-    def reserve(self, nbytes: int) -> None:
-        """Account for an allocation."""
-        with self._lock:
-            self._allocated = self.allocated_bytes + nbytes
-
-    def release(self, nbytes: int) -> None:
-        """Account for a freed allocation; safe in a finalizer."""
-        self._freed.append(nbytes)
+        """Bytes that are allocated now."""
+        return sum(storage.nbytes for storage in self.storages)
 
 
 _SPACES = MappingProxyType({name: MemorySpace(name, is_host=name == "cpu") for name in ("cpu", "sim:0", "sim:1")})
@@ -86,16 +72,13 @@ class Storage:
     __slots__ = ("__weakref__", "_block", "buffer", "counter", "nbytes", "space")
 
     def __init__(self, buffer: Array, space: MemorySpace, counter: list[int] | None = None) -> None:
-        self.nbytes = 0
-        self.space = space
         self._block: Array | None = None
         if buffer.dtype != np.uint8 or buffer.ndim != 1 or not (buffer.flags.c_contiguous and buffer.flags.writeable):
             raise ValueError(
                 f"a storage needs a flat, writable uint8 buffer, got {buffer.dtype} of shape {buffer.shape}"
             )
-        space.reserve(buffer.nbytes)
-        self.nbytes = buffer.nbytes
-        self.buffer = buffer
+        self.space, self.buffer, self.nbytes = space, buffer, buffer.nbytes
+        space.storages.add(self)
         self.counter = [0] if counter is None else counter
 
     @property
@@ -112,7 +95,6 @@ class Storage:
             driver().use_in(self._block, stream)
 
     def __del__(self) -> None:
-        self.space.release(self.nbytes)
         if self._block is not None:
             driver().give_back(self._block)
 
