@@ -111,7 +111,7 @@ def test_freed_memory_waits_for_other_streams_that_were_said_to_use_it(lazy: Non
     side, seen = Stream("sim:0"), np.zeros(64, np.float32)
     side.wait_event(current_stream("sim:0").record())
     side.submit(lambda: np.copyto(seen, window))
-    x.storage.use_in(side)
+    streams.driver().use_in(x.storage, side)
     del x
     assert ref.full((64,), 8.0, device="sim:0").data_ptr() != address
     side.synchronize()

@@ -16,7 +16,7 @@ import numpy as np
 
 from tensorstash.reference.storage.dtypes import Array, DType
 from tensorstash.reference.storage.layout import Layout
-from tensorstash.reference.storage.streams import Stream, current_stream, driver
+from tensorstash.reference.storage.streams import current_stream, driver
 
 _ALIGNMENT_BYTES = 64
 
@@ -69,10 +69,9 @@ class Storage:
         counter: the version to share, in a list of one; by default a new one.
     """
 
-    __slots__ = ("__weakref__", "_block", "buffer", "counter", "nbytes", "space")
+    __slots__ = ("__weakref__", "buffer", "counter", "nbytes", "space")
 
     def __init__(self, buffer: Array, space: MemorySpace, counter: list[int] | None = None) -> None:
-        self._block: Array | None = None
         if buffer.dtype != np.uint8 or buffer.ndim != 1 or not (buffer.flags.c_contiguous and buffer.flags.writeable):
             raise ValueError(
                 f"a storage needs a flat, writable uint8 buffer, got {buffer.dtype} of shape {buffer.shape}"
@@ -86,26 +85,15 @@ class Storage:
         """Number of in-place operations on the memory."""
         return self.counter[0]
 
-    def use_in(self, stream: Stream) -> None:
-        """Let the memory, once it is freed, wait for the work that ``stream`` has by then.
-
-        Nothing to do for the stream that the memory was allocated for.
-        """
-        if self._block is not None:
-            driver().use_in(self._block, stream)
-
-    def __del__(self) -> None:
-        if self._block is not None:
-            driver().give_back(self._block)
-
     @classmethod
     def allocate(cls, nbytes: int, space: MemorySpace, phase: int = 0) -> Storage:
         """Give uninitialised bytes whose address modulo 64 is `phase`."""
-        size = nbytes + _ALIGNMENT_BYTES
-        block = np.empty(size, np.uint8) if space.is_host else driver().take(size, current_stream(space.name))
+        size, stream = nbytes + _ALIGNMENT_BYTES, None if space.is_host else current_stream(space.name)
+        block = np.empty(size, np.uint8) if stream is None else driver().take(size, stream)
         start = (phase - block.ctypes.data) % _ALIGNMENT_BYTES
         storage = cls(block[start : start + nbytes], space)
-        storage._block = None if space.is_host else block
+        if stream is not None:
+            driver().lend(block, storage, stream)
         return storage
 
     def write(self, layout: Layout, dtype: DType, values: Array) -> None:
