@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
@@ -69,7 +70,7 @@ class Timeline(Driver):
         # Blocks that can be handed out again, by the stream they were allocated for, and those that came back since.
         self._free: defaultdict[Stream, list[Array]] = defaultdict(list)
         self._returned: deque[tuple[Stream, Array, list[Point]]] = deque()
-        self._lent: dict[int, tuple[Stream, set[Stream]]] = {}
+        self._users: WeakKeyDictionary[object, set[Stream]] = WeakKeyDictionary()  # of the memory of storages
 
     def submit(self, stream: Stream, work: Work | Event) -> None:
         with self._working():
@@ -165,19 +166,20 @@ class Timeline(Driver):
             blocks = self._free[stream]
             place = next((n for n in reversed(range(len(blocks))) if blocks[n].nbytes == nbytes), None)
             block = np.empty(nbytes, np.uint8) if place is None else blocks.pop(place)
-            self._lent[id(block)] = stream, set()
         return block
 
-    def use_in(self, block: Array, stream: Stream) -> None:
-        owner, users = self._lent.get(id(block), (stream, set()))
-        if stream is not owner:
-            users.add(stream)
+    def lend(self, block: Array, storage: object, stream: Stream) -> None:
+        users = self._users[storage] = set()
+        finalize(storage, self._give_back, block, stream, users).atexit = False
 
-    def give_back(self, block: Array) -> None:
+    def use_in(self, storage: object, stream: Stream) -> None:
+        self._users.get(storage, set()).add(stream)
+
+    def _give_back(self, block: Array, owner: Stream, users: set[Stream]) -> None:
         """Take a block back; its stream may overwrite it from now on, after the work so far of the other users."""
-        owner, users = self._lent.pop(id(block), (None, set()))
-        if owner is None or self.has_ended:
+        if self.has_ended:
             return
+        users.discard(owner)
         if not users:
             self._leave(owner, partial(block.fill, _OVERWRITTEN))
         points = [Point(self) for _ in users]
@@ -193,7 +195,7 @@ class Timeline(Driver):
         """Forget the work that is left, and all memory."""
         with self._lock:
             self.has_ended = True
-            for each in (self._queues, self._free, self._lent):
+            for each in (self._queues, self._free, self._users):
                 each.clear()
             self._returned.clear()
 

@@ -45,7 +45,7 @@ class DeviceStreams:
         stream.submit(partial(np.copyto, _bytes(target), _bare(source)))
 
     def use_in(self, tensor: Tensor, stream: streams.Stream, /) -> None:
-        tensor.storage.use_in(stream)
+        streams.driver().use_in(tensor.storage, stream)
 
     def locked_pages(self, nbytes: int, /) -> Array:
         return mapped_pages(nbytes)

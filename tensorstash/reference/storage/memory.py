@@ -7,51 +7,37 @@ kernel is not. A storage gives its bytes back when its last reference goes.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
+from weakref import WeakSet
 
 import numpy as np
 
 from tensorstash.reference.storage.dtypes import Array, DType
 from tensorstash.reference.storage.layout import Layout
-from tensorstash.reference.storage.streams import Stream, current_stream, driver
+from tensorstash.reference.storage.streams import current_stream, driver
 
 _ALIGNMENT_BYTES = 64
 
 
+@dataclass(frozen=True, eq=False)
 class MemorySpace:
-    """The memory of one device, and how many of its bytes are allocated now; thread-safe.
+    """The memory of one device.
 
     Args:
         name: device name, such as ``"sim:0"``.
         is_host: whether NumPy may address this memory.
     """
 
-    def __init__(self, name: str, *, is_host: bool) -> None:
-        self.name = name
-        self.is_host = is_host
-        self._allocated = 0
-        self._lock = threading.RLock()
-        # Freed bytes that are not yet subtracted: finalizers, which run in the middle of anything, take no lock.
-        self._freed: deque[int] = deque()
+    name: str
+    is_host: bool
+    storages: WeakSet[Storage] = field(default_factory=WeakSet, repr=False)
 
     @property
     def allocated_bytes(self) -> int:
-        with self._lock:
-            while self._freed:
-                self._allocated -= self._freed.popleft()
-            return self._allocated
-
-    def reserve(self, nbytes: int) -> None:
-        """Account for an allocation."""
-        with self._lock:
-            self._allocated = self.allocated_bytes + nbytes
-
-    def release(self, nbytes: int) -> None:
-        """Account for a freed allocation; safe in a finalizer."""
-        self._freed.append(nbytes)
+        """Bytes that are allocated now."""
+        return sum(storage.nbytes for storage in self.storages)
 
 
 _SPACES = MappingProxyType({name: MemorySpace(name, is_host=name == "cpu") for name in ("cpu", "sim:0", "sim:1")})
@@ -83,19 +69,15 @@ class Storage:
         counter: the version to share, in a list of one; by default a new one.
     """
 
-    __slots__ = ("__weakref__", "_block", "buffer", "counter", "nbytes", "space")
+    __slots__ = ("__weakref__", "buffer", "counter", "nbytes", "space")
 
     def __init__(self, buffer: Array, space: MemorySpace, counter: list[int] | None = None) -> None:
-        self.nbytes = 0
-        self.space = space
-        self._block: Array | None = None
         if buffer.dtype != np.uint8 or buffer.ndim != 1 or not (buffer.flags.c_contiguous and buffer.flags.writeable):
             raise ValueError(
                 f"a storage needs a flat, writable uint8 buffer, got {buffer.dtype} of shape {buffer.shape}"
             )
-        space.reserve(buffer.nbytes)
-        self.nbytes = buffer.nbytes
-        self.buffer = buffer
+        self.space, self.buffer, self.nbytes = space, buffer, buffer.nbytes
+        space.storages.add(self)
         self.counter = [0] if counter is None else counter
 
     @property
@@ -103,27 +85,15 @@ class Storage:
         """Number of in-place operations on the memory."""
         return self.counter[0]
 
-    def use_in(self, stream: Stream) -> None:
-        """Let the memory, once it is freed, wait for the work that ``stream`` has by then.
-
-        Nothing to do for the stream that the memory was allocated for.
-        """
-        if self._block is not None:
-            driver().use_in(self._block, stream)
-
-    def __del__(self) -> None:
-        self.space.release(self.nbytes)
-        if self._block is not None:
-            driver().give_back(self._block)
-
     @classmethod
     def allocate(cls, nbytes: int, space: MemorySpace, phase: int = 0) -> Storage:
         """Give uninitialised bytes whose address modulo 64 is `phase`."""
-        size = nbytes + _ALIGNMENT_BYTES
-        block = np.empty(size, np.uint8) if space.is_host else driver().take(size, current_stream(space.name))
+        size, stream = nbytes + _ALIGNMENT_BYTES, None if space.is_host else current_stream(space.name)
+        block = np.empty(size, np.uint8) if stream is None else driver().take(size, stream)
         start = (phase - block.ctypes.data) % _ALIGNMENT_BYTES
         storage = cls(block[start : start + nbytes], space)
-        storage._block = None if space.is_host else block
+        if stream is not None:
+            driver().lend(block, storage, stream)
         return storage
 
     def write(self, layout: Layout, dtype: DType, values: Array) -> None:

@@ -81,11 +81,11 @@ class Driver:
         """Return a block of memory for work in a stream."""
         return np.empty(nbytes, np.uint8)
 
-    def use_in(self, block: Array, stream: Stream) -> None:
-        """Let a block, once it is given back, wait for the work that another stream has by then."""
+    def lend(self, block: Array, storage: object, stream: Stream) -> None:
+        """Let the stream use a block again once a storage has gone."""
 
-    def give_back(self, block: Array) -> None:
-        """Take a block back, which its stream may use again; safe in a finalizer."""
+    def use_in(self, storage: object, stream: Stream) -> None:
+        """Let the block of a storage, once that has gone, wait for the work that another stream has by then."""
 
 
 class _Current(threading.local):
