@@ -54,7 +54,11 @@ class Repeats(ABC):
     reenters: ClassVar[bool]
     """Whether its function runs outside of the graph: it returns tensors, and sets Python's random numbers back."""
     source: ClassVar[str]
-    """File of that function."""
+    """Name of the Python module of that function."""
+
+    @abstractmethod
+    def is_checkpointed(self) -> bool:
+        """Return whether somebody else computes again, in backward, the present work of this thread."""
 
     @abstractmethod
     def repeat(self, again: Callable[..., Any], module: Any, tensors: list[Any]) -> Any:
@@ -87,6 +91,3 @@ class SupportsCheckpoints(Protocol):
     """
 
     repeats: Repeats
-
-    def is_checkpointed(self) -> bool:
-        """Return whether somebody else computes again, in backward, the present work of this thread."""

@@ -169,19 +169,21 @@ def scoped_methods(model: object) -> Iterator[ScopedMethod]:
             method = method._previous
 
 
-def is_called_by(module: str, owner: str) -> bool:
-    """Return whether a method of a class, or a function that one has made, runs on this thread.
+def is_called_by(module: str, owner: str = "") -> bool:
+    """Return whether a function of a module runs on this thread.
 
     Args:
-        module: of the class.
-        owner: name of the class.
+        module: name of the module.
+        owner: name of the function, or of the class or function that has made it; by default any.
 
-    >>> is_called_by("doctest", "DocTestRunner"), is_called_by("doctest", "DocTestParser")
-    (True, False)
+    >>> is_called_by("doctest", "DocTestRunner"), is_called_by("doctest", "DocTestParser"), is_called_by("doctest")
+    (True, False, True)
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") == module and frame.f_code.co_qualname.startswith(f"{owner}."):
+        if frame.f_globals.get("__name__") == module and f"{frame.f_code.co_qualname}.".startswith(
+            owner and f"{owner}."
+        ):
             return True
         frame = frame.f_back
     return False

@@ -1,24 +1,15 @@
 """A call of a module that is computed again in backward, in any framework, and the proof that it can be."""
 
 import random
-import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 
 from tensorstash.abilities.checkpoints import ALREADY, CHECKPOINTED, Region, Repeats
+from tensorstash.backends.forward import is_called_by
 from tensorstash.backends.parts import WEIGHTS, NoCopy, apart, as_before, buffers_of, is_argument, isolated, taken_apart
-
-
-def is_below(wanted: Callable[[CodeType], bool]) -> bool:
-    """Return whether a function that is wanted has called, by however many others, this one."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not wanted(frame.f_code):
-        frame = frame.f_back
-    return frame is not None
 
 
 def call_again(
@@ -40,7 +31,7 @@ def call_again(
     tensors: list[Any] = []
     opaque: list[object] = []
     build = taken_apart((args, kwargs), framework, tensors, opaque)
-    if backend.is_checkpointed() or vars(module).get("gradient_checkpointing"):
+    if framework.is_checkpointed() or vars(module).get("gradient_checkpointing"):
         region.judged(ALREADY)
     elif opaque:
         region.judged(f"takes a {type(opaque[0]).__qualname__}, which a second call may find changed")
@@ -59,7 +50,9 @@ def call_again(
 
     def again(*tensors: Any) -> Any:
         args, kwargs = build(tensors)
-        with as_before(backend, module, modes, writes=region.writes and is_again):
+        if not is_again:
+            return call(*args, **kwargs)
+        with as_before(backend, module, modes, writes=region.writes):
             return call(*args, **kwargs)
 
     outputs = framework.repeat(again, module, tensors)
@@ -109,7 +102,7 @@ def _run(
 
     def pack(tensor: Any) -> None:
         nonlocal is_done
-        is_done |= is_below(lambda code: code.co_filename == framework.source)
+        is_done |= is_called_by(framework.source)
         keys.append(_key(backend, tensor, own))
         if isinstance(keys[-1], tuple) and _address(backend, tensor) not in given:
             sizes[keys[-1]] = tensor.element_size() * int(tensor.numel())

@@ -9,7 +9,7 @@ from paddle import Tensor, is_grad_enabled
 from paddle.nn import Layer
 
 from tensorstash.backends.paddle.calls import scope_calls
-from tensorstash.backends.paddle.checkpoints import PaddleRepeats, is_checkpointed
+from tensorstash.backends.paddle.checkpoints import PaddleRepeats
 from tensorstash.backends.paddle.eligibility import Parameters
 from tensorstash.backends.paddle.hooks import HookScope, HookStack
 from tensorstash.backends.paddle.layout import elements, place_name, rebuilt, spec_of
@@ -63,7 +63,6 @@ class PaddleBackend:
     from_host = staticmethod(rebuilt)
     version_probe = staticmethod(version_probe)
     repeats = PaddleRepeats()
-    is_checkpointed = staticmethod(is_checkpointed)
     is_recording = staticmethod(is_grad_enabled)
 
     def __init__(self) -> None:

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from inspect import unwrap
-from types import CodeType
 from typing import Any
 
 import paddle
@@ -14,20 +12,13 @@ from paddle.distributed.fleet.recompute.recompute import recompute as theirs
 from xxhash import xxh3_64_intdigest
 
 from tensorstash.abilities.checkpoints import Repeats
+from tensorstash.backends.forward import is_called_by
 from tensorstash.backends.parts import taken_apart
-from tensorstash.backends.repeat import is_below
 from tensorstash.errors import StashError
 
 # Paddle does not type them.
 _recompute: Callable[..., Any] = theirs
 _tracker: Callable[[], Any] = parallel.get_rng_state_tracker  # type: ignore[attr-defined]
-
-_GRAD: CodeType = unwrap(paddle.grad).__code__
-
-
-def is_checkpointed() -> bool:
-    """Return whether Paddle's ``recompute`` runs on this thread, forward or again."""
-    return is_below(lambda code: code.co_filename == PaddleRepeats.source)
 
 
 class PaddleRepeats(Repeats):
@@ -38,7 +29,10 @@ class PaddleRepeats(Repeats):
     constants = (paddle.dtype,)
     notes = frozenset(vars(paddle.nn.Layer())) - {"training"}
     reenters = True
-    source = _recompute.__code__.co_filename
+    source = _recompute.__module__
+
+    def is_checkpointed(self) -> bool:
+        return is_called_by(self.source)
 
     def repeat(self, again: Callable[..., Any], module: Any, tensors: list[Any]) -> Any:
         asks = any(not tensor.stop_gradient for tensor in tensors)
@@ -52,7 +46,7 @@ class PaddleRepeats(Repeats):
 
         def run(*given: Any) -> tuple[Any, ...]:
             nonlocal build
-            if build is not None and is_below(lambda code: code is _GRAD):
+            if build is not None and is_called_by("paddle.base.dygraph.base", "grad"):
                 raise StashError(
                     "checkpoint: paddle.grad goes through a block that is computed again, which would add to the "
                     "gradients of its weights; call backward() on the loss, or leave Checkpoint out of the policy"

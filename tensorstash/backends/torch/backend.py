@@ -22,7 +22,7 @@ from torch.nn import Module, Parameter
 
 from tensorstash.backends.forward import is_called_by
 from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
-from tensorstash.backends.torch.checkpoints import TorchRepeats, is_checkpointed
+from tensorstash.backends.torch.checkpoints import TorchRepeats
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
 from tensorstash.backends.torch.hooks import HookScope, Suspended
 from tensorstash.backends.torch.kernels import DeviceKernels
@@ -66,7 +66,6 @@ class TorchBackend:
     can_imagine = staticmethod(can_imagine)
     imagining = staticmethod(imagining)
     compiled_graph = staticmethod(running_compiled)
-    is_checkpointed = staticmethod(is_checkpointed)
     is_recording = staticmethod(torch.is_grad_enabled)
     keeps_graph = staticmethod(_get_current_graph_task_keep_graph)
     version = staticmethod(attrgetter("_version"))

@@ -16,16 +16,9 @@ from torch.utils import checkpoint as theirs
 from xxhash import xxh3_64_intdigest
 
 from tensorstash.abilities.checkpoints import Repeats
-from tensorstash.backends import parts, repeat
+from tensorstash.backends import forward, parts, repeat
 from tensorstash.backends.torch.hooks import opaque
 from tensorstash.backends.torch.recipes.digests import device_digest
-
-
-@opaque
-def is_checkpointed() -> bool:
-    """Return whether a checkpoint is in force on this thread, or computes again."""
-    top = _top_saved_tensors_default_hooks(True)
-    return _current_graph_task_id() >= 0 or (top is not None and getattr(top[0], "__module__", "") == theirs.__name__)
 
 
 class TorchRepeats(Repeats):
@@ -36,7 +29,11 @@ class TorchRepeats(Repeats):
     constants = (torch.dtype, torch.device, torch.layout)
     notes = frozenset(vars(Module())) - {"training"}
     reenters = False
-    source = theirs.__file__
+    source = theirs.__name__
+
+    def is_checkpointed(self) -> bool:
+        top = _top_saved_tensors_default_hooks(True)
+        return _current_graph_task_id() >= 0 or (top is not None and getattr(top[0], "__module__", "") == self.source)
 
     def repeat(self, again: Callable[..., Any], module: Any, tensors: list[Any]) -> Any:
         return theirs.checkpoint(again, *tensors, use_reentrant=False)
@@ -83,7 +80,12 @@ _AROUND = (repeat.call_again, repeat._proof, repeat._run, TorchRepeats.repeat)
 """They call the module."""
 
 for _each in (*vars(repeat).values(), *vars(parts).values(), *vars(TorchRepeats).values()):
-    if isinstance(_each, FunctionType) and _each.__module__ in (__name__, repeat.__name__, parts.__name__):
+    if isinstance(_each, FunctionType) and _each.__module__ in (
+        __name__,
+        forward.__name__,
+        repeat.__name__,
+        parts.__name__,
+    ):
         if _each in _AROUND:
             _keep_from_compiler(_each.__code__)
         else:
