@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name every PyTorch program has for it)
 from torch import nn
-from torch._dynamo.utils import counters
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
@@ -74,6 +73,8 @@ def test_hooks_that_run_in_the_middle_of_a_compiled_function_are_not_compiled(co
 
     def function(x):
         return checkpoint(torch.tanh, Watched.apply(x.sin()), use_reentrant=True)
+
+    from torch._dynamo.utils import counters  # which takes a second to import
 
     def run(function, around):
         counters.clear()
