@@ -266,6 +266,7 @@ class AccumulateGrad(Node[Tensor]):
     def __init__(self, variable: Tensor) -> None:
         super().__init__(())
         self.variable = variable
+        self.sequence = -1  # before all others, whenever it was made
 
     @property
     def key(self) -> int:

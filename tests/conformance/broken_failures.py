@@ -19,7 +19,7 @@ from tensorstash.errors import StashError, StoreError, StoreFullError
 from tensorstash.policies import StoreIn
 from tensorstash.policies.limits import Limits
 from tensorstash.reference.autograd import graph, saved
-from tensorstash.reference.autograd.graph import HookPair, hook_stack
+from tensorstash.reference.autograd.graph import hook_stack
 from tensorstash.stores.memory import Memory, MemoryStore
 from tensorstash.testing import Gate, Gated
 from tensorstash.testing.labs.reference import ReferenceLab
@@ -123,26 +123,26 @@ caught_by("test_line09_statistics_agree_with_the_store")(
 
 @contextmanager
 def hooks_for_ever(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) -> Iterator[None]:
-    hook_stack().append(HookPair(pack, unpack))
+    hook_stack().append(reference.saved_tensors_hooks(pack, unpack))
     yield
 
 
 @contextmanager
 def hooks_in_peace(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) -> Iterator[None]:
-    hook_stack().append(HookPair(pack, unpack))
+    hook_stack().append(reference.saved_tensors_hooks(pack, unpack))
     yield
     hook_stack().pop()
 
 
 @contextmanager
 def hooks_of_every_thread(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) -> Iterator[None]:
-    with patch.object(saved, "hook_stack", lambda: [HookPair(pack, unpack)]):
+    with patch.object(saved, "hook_stack", lambda: [reference.saved_tensors_hooks(pack, unpack)]):
         yield
 
 
 @contextmanager
 def hooks_on_top(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) -> Iterator[None]:
-    hook_stack().append(HookPair(pack, unpack))
+    hook_stack().append(reference.saved_tensors_hooks(pack, unpack))
     try:
         yield
     finally:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 import threading
-from collections import Counter
 from collections.abc import Sequence
 
 from tensorstash.reference.autograd.graph import Node, no_grad, set_grad_enabled
@@ -110,27 +108,15 @@ def _walk(
 
 
 def _order(roots: Sequence[Node[Tensor]]) -> list[Node[Tensor]]:
-    """Give every reachable node once, each after all that feed it, the latest recorded first."""
+    """Give every reachable node once, the latest recorded first, and so each after all that feed it."""
     nodes = {node.key: node for node in roots}
-    awaited: Counter[int] = Counter()
     stack = list(nodes.values())
     while stack:
         for before in filter(None, stack.pop().edges):
-            awaited[before.key] += 1
             if before.key not in nodes:
                 nodes[before.key] = before
                 stack.append(before)
-    ready = [(-node.sequence, key) for key, node in nodes.items() if not awaited[key]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        node = nodes[heapq.heappop(ready)[1]]
-        order.append(node)
-        for before in filter(None, node.edges):
-            awaited[before.key] -= 1
-            if not awaited[before.key]:
-                heapq.heappush(ready, (-before.sequence, before.key))
-    return order
+    return sorted(nodes.values(), key=lambda node: -node.sequence)
 
 
 def _leading_to(targets: set[int], plan: Sequence[Node[Tensor]]) -> set[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -12,21 +12,15 @@ from tensorstash.reference.storage.dtypes import DType
 from tensorstash.reference.storage.layout import Shape
 
 
-class HookPair(NamedTuple):
-    """A pack and an unpack function; compared by identity when a scope ends."""
-
-    pack: Callable[[Any], Any]
-    unpack: Callable[[Any], Any]
-
-
 class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.grad_enabled = True
-        self.hooks: list[HookPair] = []
-        self.clock = itertools.count()
+        self.hooks: list[Any] = []
 
 
 _thread = _ThreadState()
+_clock = itertools.count()
+"""Of the whole process: a node is recorded after those that its edges lead to."""
 
 
 def is_grad_enabled() -> bool:
@@ -64,12 +58,7 @@ def enable_grad() -> Iterator[None]:
         yield
 
 
-def next_sequence() -> int:
-    """Give the next tick of this thread's recording clock; later nodes run first in backward."""
-    return next(_thread.clock)
-
-
-def hook_stack() -> list[HookPair]:
+def hook_stack() -> list[Any]:
     """Give this thread's stack of saved-tensor hooks, innermost last."""
     return _thread.hooks
 
@@ -99,7 +88,7 @@ class Node(Generic[T]):
 
     def __init__(self, edges: Sequence[Node[T] | None]) -> None:
         self.edges = tuple(edges)
-        self.sequence = next_sequence()
+        self.sequence = next(_clock)
 
     @property
     def name(self) -> str:

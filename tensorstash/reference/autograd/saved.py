@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from tensorstash.reference.autograd.graph import HookPair, Meta, Node, hook_stack, no_grad
+from tensorstash.reference.autograd.graph import Meta, Node, hook_stack, no_grad
 from tensorstash.reference.errors import GraphReleasedError, HookError, InplaceError
 from tensorstash.reference.tensor import Tensor
 
@@ -40,7 +40,7 @@ class SavedTensor:
         self._node: Node[Tensor] | None = None if is_output else tensor.node
         self._meta: Meta = tensor.meta
         self._version = tensor._version
-        self._hooks: HookPair | None = None
+        self._hooks: saved_tensors_hooks | None = None
         self._released = False
         stack = hook_stack()
         if not stack:
@@ -129,16 +129,16 @@ class saved_tensors_hooks:  # noqa: N801  (the name both frameworks give it)
     """
 
     def __init__(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
-        self._pair = HookPair(pack, unpack)
+        self.pack, self.unpack = pack, unpack
 
     def __enter__(self) -> None:
-        hook_stack().append(self._pair)
+        hook_stack().append(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         stack = hook_stack()
-        positions = [index for index, pair in enumerate(stack) if pair is self._pair]
+        positions = [index for index, pair in enumerate(stack) if pair is self]
         if not positions:
             raise HookError("saved_tensors_hooks was exited in a thread that has not entered it")
         innermost = positions[-1] == len(stack) - 1
