@@ -40,7 +40,7 @@ def call_again(
             region.judged(*_proof(backend, module, call, tensors, build))
         except NoCopy as error:
             region.judged(str(error))
-        except Exception:  # the call itself raises it, and draws the numbers that it would have drawn
+        except Exception:  # the call itself raises it, or makes weights, and draws the numbers that it would have drawn
             return call(*args, **kwargs)
     if region.refusal != "":
         return call(*args, **kwargs)
@@ -138,8 +138,9 @@ def _refuse(packed: None) -> Any:
     raise _WantsBack
 
 
-def _versions(backend: Any, tensors: list[Any]) -> list[int]:
-    return [backend.version(tensor) for tensor in tensors if tensor is not None]
+def _versions(backend: Any, tensors: list[Any]) -> list[tuple[str, int]]:
+    """Return what a call may not change in tensors; raise for a weight that its first call makes: it is no proof."""
+    return [(backend.describe(tensor), backend.version(tensor)) for tensor in tensors if tensor is not None]
 
 
 def _key(backend: Any, tensor: Any, own: set[int]) -> Hashable:

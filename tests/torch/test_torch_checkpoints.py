@@ -470,6 +470,21 @@ def test_a_first_call_that_raises_leaves_the_random_numbers_that_it_has_drawn(x,
     assert len(handle.stats().blocks[CHECKPOINTED]) == 3
 
 
+def test_weights_that_a_first_call_makes_are_those_of_plain_training(x, same_bits):
+    def lazy():
+        return network(lambda: nn.Sequential(nn.LazyLinear(16), nn.Dropout(0.1)))
+
+    def made(model):
+        torch.manual_seed(2)
+        square(x)(model).backward()
+        return trained(model, square(x), 2)
+
+    plain, model = made(lazy()), lazy()
+    handle = ts.wrap(model, "checkpoint", min_bytes=0)
+    assert same_bits(made(model), plain)
+    assert set(handle.stats().blocks) == {CHECKPOINTED}
+
+
 class Inside(Block):
     def __init__(self, is_reentrant):
         super().__init__()
