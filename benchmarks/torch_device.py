@@ -42,7 +42,7 @@ NONE = "none"
 METHODS = (
     *(NONE, "checkpoint", "save_on_cpu pinned", "trl", "cpu_offload", "recompute | cpu_offload"),
     *("checkpoint, save_on_cpu pinned", "checkpoint, trl", "checkpoint, cpu_offload", "checkpoint | cpu_offload"),
-    *("auto@4GiB", "recompute | cpu_offload@4GiB", "quantize:bits=4 | cpu_offload", "quantize:bits=8"),
+    *("auto@4GiB", "checkpoint | cpu_offload@4GiB", "quantize:bits=4 | cpu_offload", "quantize:bits=8"),
     *("save_on_cpu", "cpu_offload | disk_spill:directory={directory}"),
 )
 
