@@ -76,7 +76,7 @@ def test_the_host_never_waits_for_the_device() -> None:
 
 
 def test_pinned_memory_is_that_of_the_payloads_and_is_used_again() -> None:
-    net, x, scope = model(), inputs(), ts.stash(ts.CpuOffload(), framework="torch")
+    net, x, scope = model(), inputs(), stash(Limits(pinned="1GiB"))  # a pool of its own
     peaks = []
     for _ in range(4):
         with scope:
@@ -84,7 +84,7 @@ def test_pinned_memory_is_that_of_the_payloads_and_is_used_again() -> None:
         payloads = scope.stats().live.nbytes
         loss.backward()
         peaks.append(scope.stats().pinned_bytes)
-    assert payloads <= peaks[-1] <= 1.05 * payloads + 2 * 2**20
+    assert payloads <= peaks[-1] <= 1.125 * payloads + 2 * 2**20  # pages are locked by an eighth
     assert peaks[-1] == peaks[1]
 
 
