@@ -10,9 +10,9 @@ A method is a name of METHODS or a policy as one line. All run in one process, o
 the peak that the device's allocator has handed out, less what it held before the step. The ratio of a step is the
 median of those between steps of one turn, ± its standard error.
 
-With ``--profile``, copies are read from a profile of a step of its own, and compared with bare copies between page-locked memory and the
-device. Hidden is the share of their time in which the device computed, too. Few blocks hide less than many: nothing
-computes beside the first copy out and the last one back.
+With ``--profile``, copies are read from a profile of a step of its own, and compared with bare copies between
+page-locked memory and the device. Hidden is the share of their time in which the device computed, too. Few blocks
+less than many: nothing computes beside the first copy out and the last one back.
 """
 
 import argparse
