@@ -23,7 +23,7 @@ PARTS = {
     "doctor": (60, "-m tensorstash doctor", ""),
     "link": (120, "-m benchmarks torch_link --device {device}", "--mib 1"),
     "tests": (300, "-m pytest -q -n 8 -p no:benchmark -p no:cacheprovider -m gpu tests/torch", "--co"),
-    "steps": (560, "-m benchmarks torch_device --device {device} --budget 500", TINY),
+    "steps": (560, "-m benchmarks torch_device --device {device} --budget 500 --profile", TINY),
     "llama": (
         300,
         "-m benchmarks torch_device --device {device} --budget 240 --length 8192 --llama "

@@ -10,9 +10,9 @@ A method is a name of METHODS or a policy as one line. All run in one process, o
 the peak that the device's allocator has handed out, less what it held before the step. The ratio of a step is the
 median of those between steps of one turn, ± its standard error.
 
-Copies are read from a profile of a step of its own, and compared with bare copies between page-locked memory and the
-device. Hidden is the share of their time in which the device computed, too. Few blocks hide less than many: nothing
-computes beside the first copy out and the last one back.
+With ``--profile``, copies are read from a profile of a step of its own, and compared with bare copies between
+page-locked memory and the device. Hidden is the share of their time in which the device computed, too. Few blocks
+less than many: nothing computes beside the first copy out and the last one back.
 """
 
 import argparse
@@ -42,7 +42,7 @@ NONE = "none"
 METHODS = (
     *(NONE, "checkpoint", "save_on_cpu pinned", "trl", "cpu_offload", "recompute | cpu_offload"),
     *("checkpoint, save_on_cpu pinned", "checkpoint, trl", "checkpoint, cpu_offload", "checkpoint | cpu_offload"),
-    *("auto@4GiB", "recompute | cpu_offload@4GiB", "quantize:bits=4 | cpu_offload", "quantize:bits=8"),
+    *("auto@4GiB", "checkpoint | cpu_offload@4GiB", "quantize:bits=4 | cpu_offload", "quantize:bits=8"),
     *("save_on_cpu", "cpu_offload | disk_spill:directory={directory}"),
 )
 
@@ -202,7 +202,7 @@ def measure(options: argparse.Namespace, bench: Bench, deadline: float) -> dict[
                 row["gradients"] = compare(gradients, expected)
                 del gradients
                 bench.timed(method)
-                row["copies"] = accelerator.copies(partial(bench.step, method))
+                row["copies"] = accelerator.copies(partial(bench.step, method)) if options.profile else {}
                 row["stats"] = {} if method.session is None else method.session.stats().to_dict()
             row["pinned_nbytes"] = row["stats"].get("pinned_bytes", accelerator.pinned_peak())
         accelerator.clear()
@@ -262,6 +262,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", action="append", type=int, help="of the GPT's sequences")
     parser.add_argument("--method", action="append")
     parser.add_argument("--llama", action="store_true", help="a Llama of Transformers instead of a GPT")
+    parser.add_argument("--profile", action="store_true", help="tell the hidden part of the copies")
     parser.add_argument("--vary", action="store_true", help="train on sequences of random lengths up to this")
     parser.add_argument("--budget", type=float, default=540, help="seconds after which nothing new is measured")
     parser.add_argument("--directory", default=tempfile.gettempdir())

@@ -23,7 +23,7 @@ from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError, say
 from tensorstash.host.blocks import Block
 from tensorstash.policies.automatic import AUTO
-from tensorstash.policies.checkpoint import Checkpoint, checkpoint_of, repeated
+from tensorstash.policies.checkpoint import Checkpoint, checkpoint_of, is_on_accelerator, repeated
 from tensorstash.policies.limits import Limits, explains_arguments, limits_of
 from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
@@ -249,7 +249,8 @@ def wrap(
     Args:
         model: a ``torch.nn.Module``, ``paddle.nn.Layer`` or module of another registered backend.
         policy: how saved tensors leave; also one line of text, as of :func:`~tensorstash.parse`. By default ``"auto"``,
-            ``recompute | cpu_offload`` on an accelerator and ``recompute | disk_spill`` on a CPU.
+            ``recompute | cpu_offload`` on an accelerator, with ``checkpoint`` in front where the model is there already
+            and has blocks, and ``recompute | disk_spill`` on a CPU.
         budget: bytes of saved tensors that may stay where they are, such as ``"6GiB"``; ``"auto"`` for the memory that
             is free when the first tensor is saved; None if all leave that can. The excess over the bytes that the last
             equal step saved leaves: recipes before stores, the oldest first. Under ``checkpoint``, with which
@@ -287,7 +288,8 @@ def wrap(
     modules = dict(backend.named_modules(model))
     patterns = _module_patterns(policy)
     named = named_for(patterns, modules) if patterns else {}
-    if is_automatic and budget is not None and isinstance(backend, SupportsCheckpoints) and repeated(modules):
+    may_repeat = is_automatic and (budget is not None or is_on_accelerator(modules.values()))
+    if may_repeat and isinstance(backend, SupportsCheckpoints) and repeated(modules):
         policy = Checkpoint() | policy
     checkpoint = checkpoint_of(policy)
     blocks = checkpoint.chosen(modules) if checkpoint else {}

@@ -134,7 +134,7 @@ class Ladder:
     def __init__(self, ledger: Ledger, in_flight: ByteBudget, ahead: ByteBudget) -> None:
         self._ledger, self.in_flight, self._budgets = ledger, in_flight, (in_flight, ahead)
         self._tiers: tuple[str, ...] = ()
-        self.device = ""
+        self.device = "cpu"
         """Of the first saved tensor."""
         self.limit_bytes = 0
         """Bytes of saved tensors that may stay; 0 before :meth:`begin`."""

@@ -1,9 +1,9 @@
 """The policy that computes whole blocks of a model again, and which modules of a model are such blocks."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tensorstash.errors import ConfigError
 from tensorstash.policies.modules import named_for
@@ -91,3 +91,9 @@ def repeated(modules: Mapping[str, object]) -> list[str]:
     kinds = {name: (parents[name], type(modules[name])) for name in parents.values() if name and parents[name] in lists}
     counts = Counter(kinds.values())
     return [name for name in modules if name in kinds and counts[kinds[name]] > 1]
+
+
+def is_on_accelerator(modules: Iterable[Any]) -> bool:
+    """Return whether the first weight of modules is on a device that is not the host."""
+    weights = (weight for part in modules for weight in getattr(part, "_parameters", {}).values() if weight is not None)
+    return str(getattr(next(weights, None), "device", "cpu")).partition(":")[0] not in ("cpu", "meta")

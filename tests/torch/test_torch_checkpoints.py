@@ -578,6 +578,15 @@ def test_a_budget_is_held_with_as_many_blocks_as_it_needs_and_settles(x, policy,
         assert set(found[-1]) == {CHECKPOINTED, "kept"}
 
 
+@pytest.mark.filterwarnings("ignore:.*smaller than min_bytes")
+def test_a_budget_may_be_of_a_model_of_which_nothing_can_leave(x):
+    model = network()
+    with ts.wrap(model, "auto", budget="1GiB") as handle:
+        for _ in range(3):
+            model(x.requires_grad_()).sum().backward()
+    assert handle.stats().blocks
+
+
 def test_auto_computes_blocks_again_under_a_budget_alone(x):
     models = network(), nn.Sequential(nn.Linear(16, 16), nn.GELU())
     for model, budget in zip(models, (None, "1MiB"), strict=True):

@@ -7,6 +7,7 @@ import random
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def test_the_host_never_waits_for_the_device() -> None:
 
 
 def test_pinned_memory_is_that_of_the_payloads_and_is_used_again() -> None:
-    net, x, scope = model(), inputs(), ts.stash(ts.CpuOffload(), framework="torch")
+    net, x, scope = model(), inputs(), stash(Limits(pinned="1GiB"))  # a pool of its own
     peaks = []
     for _ in range(4):
         with scope:
@@ -83,7 +84,7 @@ def test_pinned_memory_is_that_of_the_payloads_and_is_used_again() -> None:
         payloads = scope.stats().live.nbytes
         loss.backward()
         peaks.append(scope.stats().pinned_bytes)
-    assert payloads <= peaks[-1] <= 1.05 * payloads + 2 * 2**20
+    assert payloads <= peaks[-1] <= 1.125 * payloads + 2 * 2**20  # pages are locked by an eighth
     assert peaks[-1] == peaks[1]
 
 
@@ -178,14 +179,18 @@ def test_no_gradient_depends_on_when_copies_end(policy: str, monkeypatch: pytest
         expected = gradients(network, batch, lambda: waiting, steps=2)
     else:
         expected = gradients(network, batch, steps=2)
-    dice, copy = random.Random(0), DeviceStreams._copy
+    dice = random.Random(0)
 
-    def late(self, tensor, array, stream, *, is_out):  # type: ignore[no-untyped-def]
-        with stream:
-            torch.cuda._sleep(dice.choice([0, 0, 10_000, 1_000_000]))
-        copy(self, tensor, array, stream, is_out=is_out)
+    def late(copy: Any) -> Any:
+        def run(self: DeviceStreams, source: Any, target: Any, stream: torch.Stream) -> None:
+            with stream:
+                torch.cuda._sleep(dice.choice([0, 0, 10_000, 1_000_000]))
+            copy(self, source, target, stream)
 
-    monkeypatch.setattr(DeviceStreams, "_copy", late)
+        return run
+
+    for way in ("copy_out", "copy_in"):
+        monkeypatch.setattr(DeviceStreams, way, late(getattr(DeviceStreams, way)))
     for _ in range(20):
         limits = Limits(in_flight=dice.choice([0, 20_000, 2**20]), ahead=dice.choice([0, 20_000, 2**20]))
         one = ts.stash(policy, framework="torch", min_bytes=0, limits=limits)

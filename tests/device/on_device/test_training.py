@@ -398,3 +398,11 @@ def test_the_program_waits_for_nothing_but_the_comparison_behind_backward(name: 
             loss = model(x).square().mean()
         loss.backward()
     assert (bool(stash.stats().recomputed), device.waits() - before) == (True, 1)
+
+
+@pytest.mark.parametrize(("device_of_model", "treated"), [("sim", {"checkpointed"}), ("cpu", set())])
+def test_auto_computes_blocks_again_of_a_model_on_an_accelerator(device_of_model: str, treated: set[str]) -> None:
+    net = nn.Sequential(Attention(), Attention()).to(device_of_model)
+    with ts.wrap(net, min_bytes=0) as handle:
+        net(x(device=device_of_model)).square().mean().backward()
+    assert set(handle.stats().blocks) == treated
