@@ -6,7 +6,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-if sys.dont_write_bytecode:  # each process of the tests would compile the frameworks anew, most of its time
+if sys.dont_write_bytecode and sys.prefix != sys.base_prefix:  # each process would compile the frameworks anew
     sys.dont_write_bytecode, sys.pycache_prefix = False, str(Path(sys.prefix, "bytecode"))  # as run.py does
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": sys.pycache_prefix}
 

@@ -20,6 +20,7 @@ from tensorstash.stores.memory import Memory
 from tensorstash.testing.faults import Gate, Gated
 from tests.device.models import MODELS, Attention, gradients, made
 from tests.device.simulated import TO_HOST, WAITED, Simulated
+from tests.samples import IS_LONG, pairwise
 
 KIB = 2**10
 TIGHT = ts.Limits(in_flight=20 * KIB, ahead=20 * KIB)
@@ -64,9 +65,7 @@ def x(seed: int = 1, device: str = "sim:0") -> Tensor:
     return torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
-@pytest.mark.parametrize("limits", [ts.Limits(), TIGHT, AT_ONCE], ids=["default", "tight", "at once"])
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "policy", "limits"), pairwise(MODELS, POLICIES, [ts.Limits(), TIGHT, AT_ONCE]))
 def test_models_train_the_same(name: str, policy: str, limits: ts.Limits, device: Simulated, tmp_path: Path) -> None:
     model, batch = made(name)
     expected = gradients(model, batch, steps=2)
@@ -96,7 +95,7 @@ def test_a_device_without_streams_trains_the_same_with_copies_that_wait(
     assert "the program waits for copies of sim:0: it has no streams" in str(one.stats())
 
 
-@pytest.mark.parametrize("layers", [4, 12])
+@pytest.mark.parametrize("layers", [4, 12] if IS_LONG else [4])
 def test_a_large_head_adds_nothing_to_checkpoints_and_hardly_anything_to_save_on_cpu(
     layers: int, device: Simulated
 ) -> None:
