@@ -136,9 +136,6 @@ class Content:
         """Note that others may have the memory of its source when it is captured: what they write to it is refused."""
         self._is_alone = False
 
-    def launch(self) -> None:
-        """Begin with the part that only the thread that saved the tensor can do."""
-
     def capture(self) -> None:
         """Encode and store the source's bytes and drop it, if they shrink; a failure is kept for later requests."""
         source, place = self.alias, self.place

@@ -95,8 +95,9 @@ class Ledger:
         """
         is_same_memory = tier == ("memory" if spec.device == "cpu" else "device")
         left_bytes = payload_bytes if is_same_memory else 0
-        entry, live = ref(owner, self._returned), self.live
+        entry = ref(owner, self._returned)
         with self.lock:
+            live = self.live
             if self.gone:
                 self._settle()
             self._entries[entry] = tier, payload_bytes
@@ -173,9 +174,10 @@ class Ledger:
         """Count present payloads, in case an interrupt has come between two steps."""
         self.gone.clear()
         self._entries = {entry: kind for entry, kind in list(self._entries.items()) if entry() is not None}
-        self.live = defaultdict(int)
+        live: defaultdict[str, int] = defaultdict(int)
         for tier, nbytes in self._entries.values():
-            self.live[tier] += nbytes
+            live[tier] += nbytes
+        self.live = live  # at once: a budget reads it without the lock
 
 
 def _steps(counter: "count[int]") -> int:

@@ -1,6 +1,6 @@
 """The link between a device and the host: its rate, and the advice where it sets the pace."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -41,43 +41,29 @@ def bytes_per_s(streams: Streams[Any], device: str, nbytes: int) -> float:
 PROBE_BYTES = 64 * 2**20
 """Size of the copy that measures a link, unless a step sends less."""
 
-_JUDGED_STEP = 3
 _WORTH_BYTES = 64 * 2**20
 
 
-class Pace:
-    """Says once where copies out take longer than the forward pass, a third of a step, so that computation waits.
+def pace(streams: Streams[Any], sent: Mapping[str, int], say: Callable[[str], object]) -> Iterator[None]:
+    """Say once where copies out take longer than the forward pass, a third of a step, so that computation waits.
 
-    The third step is measured, since the first ones allocate. Steps that send little are not worth the wait.
+    It is advanced where a step ends, which is the beginning of the next. The third step is measured, since the first
+    ones allocate. Steps that send little are not worth the wait.
 
     Args:
         streams: of the devices.
         sent: bytes that were copied out so far, by device.
         say: takes the advice.
     """
-
-    def __init__(self, streams: Streams[Any], sent: Mapping[str, int], say: Callable[[str], object]) -> None:
-        self._streams, self._sent, self._say = streams, sent, say
-        self._steps = 0
-        self._before: Mapping[str, int] = {}
-        self._began = 0.0
-
-    def step_ended(self) -> None:
-        """Note the end of a step, which is the beginning of the next."""
-        self._steps += 1
-        if self._steps == _JUDGED_STEP - 1:
-            self._before, self._began = dict(self._sent), perf_counter()
-        elif self._steps == _JUDGED_STEP:
-            step_s = perf_counter() - self._began
-            for device, nbytes in dict(self._sent).items():
-                self._judge(device, nbytes - self._before.get(device, 0), step_s)
-
-    def _judge(self, device: str, nbytes: int, step_s: float) -> None:
-        if nbytes < _WORTH_BYTES:
-            return
-        rate = bytes_per_s(self._streams, device, min(nbytes, PROBE_BYTES))
+    yield
+    before, began = dict(sent), perf_counter()
+    yield
+    step_s = perf_counter() - began
+    for device, total in dict(sent).items():
+        nbytes = total - before.get(device, 0)
+        rate = 0.0 if nbytes < _WORTH_BYTES else bytes_per_s(streams, device, min(nbytes, PROBE_BYTES))
         if rate and nbytes / rate > step_s / 3:
-            self._say(
+            say(
                 f"the link of {device} sets the pace: a step of {step_s:.2f} s sends {format_bytes(nbytes)} at "
                 f"{format_bytes(int(rate))}/s, which takes longer than its forward pass. Let fewer bytes leave: "
                 "'recompute | cpu_offload', or wrap(model, 'checkpoint | cpu_offload'), or a budget"

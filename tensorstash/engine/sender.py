@@ -96,8 +96,9 @@ class Sender:
                 lease.release()
                 raise
 
-    def _capture_now(self, content: Content) -> None:
-        content.launch()
+    def _capture_now(self, content: Any) -> None:
+        if content.is_streamed:
+            content.launch()
         if not content.place.may_hang:
             content.capture()
         else:

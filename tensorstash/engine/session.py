@@ -1,7 +1,7 @@
 """A policy at work on a backend: packs saved tensors, counts, and shares one store among equal configs."""
 
 import threading
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from tensorstash.engine.content import Content
 from tensorstash.engine.handle import Handle, KeptHandle, SessionState, Stashed
 from tensorstash.engine.ladder import Fate, Ladder, Record
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.link import Pace
+from tensorstash.engine.link import pace
 from tensorstash.engine.memory import BudgetSize, limit_of
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import POLICY, SMALL, Places, Way
@@ -101,9 +101,9 @@ class Session(Generic[T]):
         prefetcher = Prefetcher(self.sender.ahead, readers, QUICK_BYTES * limits.readers, spare)
         self.state = SessionState(backend, ledger, self.adviser, prefetcher, self._residency)
         self.transfers = transfers_of(backend, limits, self.sender.shares)
-        self._pace = None
+        self._pace: Iterator[None] = iter(())
         if self.transfers is not None and backend.streams is not None:
-            self._pace = Pace(backend.streams, self.transfers.sent, self.adviser.say)
+            self._pace = pace(backend.streams, self.transfers.sent, self.adviser.say)
         # Looked up once: these run for every tensor.
         self._kept = ledger.kept
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
@@ -377,9 +377,9 @@ class Session(Generic[T]):
             self._stretch = Stretch()
             if self._recomputer is not None:
                 self._recomputer.begin_stretch()
-            if self.transfers is not None and self._pace is not None:
+            if self.transfers is not None:
                 self.transfers.end_step()
-                self._pace.step_ended()
+                next(self._pace, None)
         return self._stretch
 
     def _way(self, spec: TensorSpec, demand: Demand, masks: tuple[Codec, ...] = ()) -> Way:

@@ -91,7 +91,7 @@ class StreamContent(Content):
     def stay(self, oldest: Any) -> bool:
         """Stay on the device, near the computation, in place of another or None; return False if there is no room."""
         near = None if oldest is None else oldest.leave()
-        if near is not None and oldest.nbytes != self.nbytes:
+        if near is not None and (oldest.nbytes != self.nbytes or self._transfers.was_full):
             near.release()
             near = None
         budget = self._transfers.back_budget

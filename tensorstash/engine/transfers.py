@@ -67,7 +67,7 @@ class Transfers:
         self.compute: Callable[[str], Any] = streams.current_stream
         """Returns the stream of a device's computation, as it is now; looked up once, since every copy asks."""
         self._is_child = False
-        self._was_full = False
+        self.was_full = False
         """Whether a device was full in this step, so that nothing is read ahead: each refusal makes it wait."""
         self._lock = threading.Lock()
         renew_after_fork(self)
@@ -118,7 +118,7 @@ class Transfers:
         streams, lease = self._streams, None
         if is_prefetch:
             budget = self.back_budget
-            if budget.limit and not self._was_full:  # as :meth:`near` does, without its frame
+            if budget.limit and not self.was_full:  # as :meth:`near` does, without its frame
                 lease = budget.try_acquire(min(spec.nbytes, budget.limit))
             if lease is None:
                 return None
@@ -130,7 +130,7 @@ class Transfers:
                 target = streams.empty(spec)
             except Exception as error:
                 is_full = is_out_of_memory(error)
-                self._was_full |= is_full
+                self.was_full |= is_full
                 if is_prefetch or not is_full:
                     raise
                 target = None
@@ -174,14 +174,14 @@ class Transfers:
         """
         budget = self.back_budget
         most = min(nbytes, budget.limit)
-        if not budget.limit or self._was_full or (not budget.gone and budget.taken + most > budget.limit):
+        if not budget.limit or self.was_full or (not budget.gone and budget.taken + most > budget.limit):
             return None
         return budget.try_acquire(most)
 
     def has_room(self, nbytes: int) -> bool:
         """Whether that many bytes could be brought back before they are asked for."""
         limit = self.back_budget.limit
-        return not self._was_full and 0 < limit >= self.back_budget.used + min(nbytes, limit)
+        return not self.was_full and 0 < limit >= self.back_budget.used + min(nbytes, limit)
 
     def staged(self, data: Array, device: str) -> Array:
         """Return a copy in page-locked memory for a device, or the array itself where there is none left."""
@@ -219,7 +219,7 @@ class Transfers:
 
     def end_step(self) -> None:
         """Give up host memory that the last steps have not needed, and read ahead again on a device that was full."""
-        self._was_full = False
+        self.was_full = False
         self._pinned.end_step()
 
     @property

@@ -3,7 +3,7 @@
 import pytest
 
 from tensorstash.engine import link
-from tensorstash.engine.link import Pace
+from tensorstash.engine.link import pace
 
 GIB = 2**30
 
@@ -22,9 +22,9 @@ def test_a_link_that_takes_longer_than_a_third_of_a_step_is_named_once(monkeypat
     monkeypatch.setattr(link, "perf_counter", lambda: next(times))
     monkeypatch.setattr(link, "bytes_per_s", lambda streams, device, nbytes: rate)
     counts, messages = {"cuda:1": 0}, []
-    pace = Pace(None, counts, messages.append)
+    steps = pace(None, counts, messages.append)
     for _ in range(8):
         counts["cuda:1"] += sent
-        pace.step_ended()
+        next(steps, None)
     assert len(messages) == said
     assert all("the link of cuda:1 sets the pace" in each and "checkpoint" in each for each in messages)
