@@ -12,7 +12,7 @@ median of those between steps of one turn, ± its standard error.
 
 With ``--profile``, copies are read from a profile of a step of its own, and compared with bare copies between
 page-locked memory and the device. Hidden is the share of their time in which the device computed, too. Few blocks
-less than many: nothing computes beside the first copy out and the last one back.
+hide less than many: nothing computes beside the first copy out and the last one back.
 """
 
 import argparse

@@ -72,7 +72,11 @@ def _proof(
     versions = _versions(backend, weights)
     with isolated(backend, module) as changes:
         own = {_address(backend, space[key]) for space, key in buffers_of(backend, module)}
-        (refusal, saved, nbytes), (_, saved_again, _) = (_run(backend, call, tensors, build, own) for _ in range(2))
+        refusal, saved, nbytes = _run(backend, call, tensors, build, own)
+        try:
+            _, saved_again, _ = _run(backend, call, tensors, build, own)
+        except Exception as error:
+            refusal, saved_again = refusal or f"raises {type(error).__name__} when it is called again", saved
         changed, writes = changes()
     if not refusal and changed:
         refusal = f"keeps a value of its own in {changed[0]}"

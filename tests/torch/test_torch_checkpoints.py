@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
-from tensorstash.errors import ConfigError
+from tensorstash.errors import ConfigError, TensorStashWarning
 from tensorstash.policies.checkpoint import Checkpoint
 
 CHECKPOINTED, ALREADY = "checkpointed", "left alone: the model checkpoints already"
@@ -402,6 +402,15 @@ class Refers(Block):
 
     def forward(self, x):
         return super().forward(x * self.scale + self.weights[0].mean() + self.lookup["by name"][1])
+
+
+def test_a_block_that_raises_when_it_is_called_again_is_stored_and_named(x):
+    model = network(partial(Odd, lambda block, value: block.once.pop() * value), depth=2)
+    for block in model:
+        block.once = [2.0]
+    with ts.wrap(model, "checkpoint") as handle, pytest.warns(TensorStashWarning, match="raises IndexError when it is"):
+        model(x).sum().backward()
+    assert list(handle.stats().blocks.values()) == [("0", "1")]
 
 
 class Unwritten(torch.autograd.Function):
