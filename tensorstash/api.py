@@ -22,7 +22,7 @@ from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError, say
 from tensorstash.host.blocks import Block
-from tensorstash.policies.automatic import AUTO
+from tensorstash.policies.automatic import automatic
 from tensorstash.policies.checkpoint import Checkpoint, checkpoint_of, is_on_accelerator, repeated
 from tensorstash.policies.limits import Limits, explains_arguments, limits_of
 from tensorstash.policies.modules import named_for
@@ -274,7 +274,7 @@ def wrap(
     """
     if isinstance(model, str | Policy):
         raise ConfigError(f"wrap: got {model!r} as the model; the arguments are swapped: write wrap(model, policy)")
-    is_automatic, policy = policy == AUTO, policy_of(policy, "wrap")
+    policy = policy_of(policy, "wrap")
     if isinstance(model, type):
         raise ConfigError(f"wrap: got the class {model.__qualname__}, expected a model; make an instance of it")
     backend = backend_of(model)
@@ -288,7 +288,7 @@ def wrap(
     modules = dict(backend.named_modules(model))
     patterns = _module_patterns(policy)
     named = named_for(patterns, modules) if patterns else {}
-    may_repeat = is_automatic and (budget is not None or is_on_accelerator(modules.values()))
+    may_repeat = policy == automatic() and (budget is not None or is_on_accelerator(modules.values()))
     if may_repeat and isinstance(backend, SupportsCheckpoints) and repeated(modules):
         policy = Checkpoint() | policy
     checkpoint = checkpoint_of(policy)

@@ -33,6 +33,8 @@ def read_policy(value: object, path: str) -> HookPolicy:
         ConfigError: it describes none.
         MissingDependencyError: the library behind a name is not installed.
     """
+    if value == AUTO:
+        return automatic()
     policy = _component(value, HookPolicy, path)
     assert isinstance(policy, HookPolicy)
     return policy
@@ -44,8 +46,6 @@ def policy_of(policy: object, caller: str) -> HookPolicy:
     Raises:
         ConfigError: it is neither.
     """
-    if policy == AUTO:
-        return automatic()
     if isinstance(policy, str | PathLike):
         return read_policy(fspath(policy), f"{caller}.policy")
     if isinstance(policy, Mapping):

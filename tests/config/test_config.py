@@ -27,6 +27,7 @@ from tensorstash.policies import (
     Rule,
     StoreIn,
 )
+from tensorstash.policies.automatic import automatic
 from tensorstash.policies.selectors import All, Dtypes, MinBytes, ModuleNames, Not
 from tensorstash.stores.disk.store import Disk
 from tensorstash.stores.memory import Memory
@@ -107,6 +108,7 @@ def test_text_stands_for_a_component_anywhere():
 @pytest.mark.parametrize(
     ("text", "policy"),
     [
+        ("auto", automatic()),
         ("keep", Keep()),
         ("  quantize :  bits = 4 ,seed=7|compress ", Quantize(4, seed=7) | Compress()),
         ("quantize:bits=4 | compress | disk_spill:budget=2GiB", Quantize(4) | Compress() | DiskSpill(budget=2 * 2**30)),
