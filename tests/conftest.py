@@ -11,7 +11,6 @@ import pytest
 
 from tensorstash.host import native
 from tensorstash.host.allocator import CHOICE
-from tests.processes import keep_a_copy
 
 os.environ.setdefault(CHOICE, "leave")  # page faults would slow every test of a process that has once used a policy
 os.environ["OMP_NUM_THREADS"] = "1"  # test processes share the cores, and threads that wait for work spin
@@ -30,11 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_collection_finish() -> None:
     """Leave alone what importing frameworks has made: to look through it takes longer than most tests."""
     set_aside()
-    if not session.config.option.collectonly:
-        keep_a_copy()
 
 
 @pytest.hookimpl(wrapper=True)
