@@ -36,7 +36,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, Any, Any]:
-    """Fail what is skipped because a package is missing, a file or a test: the dependency group has all of them."""
+    """Fail a test or a file that is skipped because a package is missing: the dependency group has all of them."""
     report = yield
     if report.skipped and LACKS.search(str(report.longrepr)):
         report.outcome = "failed"

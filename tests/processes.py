@@ -52,7 +52,7 @@ def locks_held() -> Iterator[list[Any]]:
 
 
 class Program:
-    """A program of its own, which imports what the tests do. Leaving the context kills it.
+    """A program of its own, which imports the modules that the tests import. Leaving the context kills it.
 
     Args:
         source: the path of a script, or its text.
@@ -85,7 +85,7 @@ class Program:
             file.close()
 
     def wait(self) -> tuple[int, str]:
-        """Wait until it has ended; return its exit status and what it has written to standard error."""
+        """Wait until it has ended; return its exit status and its standard error."""
         self.stdin.close()
         code = self._process.wait()
         self._errors.seek(0)
@@ -93,13 +93,13 @@ class Program:
 
 
 def output_of(source: Path | str, *arguments: object, **variables: str) -> str:
-    """Return what a program has printed, which must succeed."""
+    """Return the output of a program, which must succeed."""
     (said,) = outputs_of(Program(source, *arguments, **variables))
     return said
 
 
 def outputs_of(*programs: Program) -> list[str]:
-    """Let programs end; return what each has printed. All must succeed."""
+    """Let programs end; return the output of each. All must succeed."""
     with ExitStack() as running:
         said = [running.enter_context(program).stdout.read() for program in programs]
         for output, (code, errors) in zip(said, [program.wait() for program in programs], strict=True):

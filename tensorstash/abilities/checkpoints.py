@@ -50,7 +50,7 @@ class Repeats(ABC):
     constants: ClassVar[tuple[type, ...]]
     """Types of arguments that nobody changes, beside those of Python."""
     notes: ClassVar[frozenset[str]]
-    """Attributes of every module, in which the framework notes what it needs."""
+    """Attributes of every module, in which the framework keeps its own bookkeeping."""
     reenters: ClassVar[bool]
     """Whether its function runs outside of the graph: it returns tensors, and sets Python's random numbers back."""
     source: ClassVar[str]

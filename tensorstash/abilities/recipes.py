@@ -41,7 +41,7 @@ class Recipe(NamedTuple):
 class Producers(Protocol[T]):
     """The producers of saved tensors, and recipes to make them again. Thread-safe; keeps nothing of a graph alive.
 
-    A backend derives from it, and has what it leaves out as it is here.
+    A backend derives from it, and inherits all that it does not define.
 
     A recipe neither records gradients nor follows autocast, and leaves alone whatever is the user's; but for
     settings on which the bits depend, which are those of the recipe meanwhile.

@@ -122,9 +122,9 @@ def as_before(backend: Any, module: Any, modes: list[tuple[Any, bool]], *, write
 
 @contextmanager
 def isolated(backend: Any, module: Any) -> Iterator[Callable[[], Changes]]:
-    """Have calls of a module see and write a copy of its state, without the hooks of others; tell what they change.
+    """Have calls of a module see and write a copy of its state, without the hooks of others; tell their changes.
 
-    The attributes of all modules inside are copied, with what is in their containers. The originals come back.
+    The attributes of all modules inside are copied, with the contents of their containers. The originals come back.
 
     Raises:
         NoCopy: there is state that cannot be copied.

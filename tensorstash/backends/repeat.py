@@ -143,7 +143,7 @@ def _refuse(packed: None) -> Any:
 
 
 def _versions(backend: Any, tensors: list[Any]) -> list[tuple[str, int]]:
-    """Return what a call may not change in tensors; raise for a weight that its first call makes: it is no proof."""
+    """Return the versions of tensors, which no call may change; raise for a weight that has yet to be made."""
     return [(backend.describe(tensor), backend.version(tensor)) for tensor in tensors if tensor is not None]
 
 

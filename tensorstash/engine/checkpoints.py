@@ -65,7 +65,7 @@ def quickest_to_repeat(
     """Return how many of the oldest blocks are computed again, so that a step takes the least time.
 
     The rest of the excess leaves while the blocks that have saved it run, but for the bytes that may be in flight, and
-    all of it before forward ends. The program waits for what takes longer.
+    all of it before forward ends. The program waits for the rest.
 
     Args:
         block_bytes: saved by each block.
@@ -97,7 +97,7 @@ class Border:
     """Says which blocks are computed again under a budget: the oldest, as many as makes the step shortest.
 
     The first two steps compute all of them again; the second is timed, since the first has the proofs. The third keeps
-    as many as fit and stores four more, which tells what recipes save and how fast the stores are.
+    as many as fit and stores four more, which tells the bytes that recipes save and the rate of the stores.
 
     Args:
         regions: the blocks, in the order of their calls.
@@ -140,7 +140,7 @@ class Border:
         """Plan the next step.
 
         Args:
-            ladder: of the budget; knows what the step has saved.
+            ladder: of the budget; knows the bytes that the step has saved.
             ledger: of the session, for the bytes that left.
             in_flight_bytes: that may leave while the program goes on.
         """

@@ -133,7 +133,7 @@ class Content:
     # Into its place
 
     def is_held(self) -> None:
-        """Note that others may have the memory of its source when it is captured: what they write to it is refused."""
+        """Note that others may have the memory of its source when it is captured: their writes to it are refused."""
         self._is_alone = False
 
     def capture(self) -> None:

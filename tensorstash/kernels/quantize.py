@@ -160,7 +160,7 @@ def widened(elements: Array, dtype: str) -> Array:
 
 
 def _encode(values: Array, bits: int, noise: tuple[int, Array] | None, arithmetic: Arithmetic) -> tuple[Grid, Array]:
-    """Return the codes of groups, and what they stand for; noise has the seed, and the places of the elements."""
+    """Return the codes of groups, and their values; noise has the seed, and the places of the elements."""
     extent = Extent.of(values, bits, arithmetic)
     grid = Grid.of(extent, bits, FINEST if noise is None else 2**bits - 1, arithmetic)
     number = values.dtype.type

@@ -134,7 +134,7 @@ class MemoryStore:
             raise StoreFullError(f"{full}; {error}") from error
 
     def get(self, slot: Slot, /) -> Array:
-        """Return a read-only view of the array that was put, or what the other store returns.
+        """Return a read-only view of the array that was put, or the result of the other store.
 
         Raises:
             SlotGoneError: the slot was deleted, or the store is closed.

@@ -67,13 +67,20 @@ def settled(stash: Stash) -> Iterator[Session[Any]]:
 
 
 @contextmanager
-def reference_counting_only() -> Iterator[None]:
-    """Run a block without the cyclic garbage collector, after it has had a last go."""
+def collector_off() -> Iterator[None]:
+    """Run a block without the cyclic garbage collector."""
     was_enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def reference_counting_only() -> Iterator[None]:
+    """Run a block without the cyclic garbage collector, after it has had a last go."""
+    gc.collect()
+    with collector_off():
+        yield

@@ -9,7 +9,6 @@ order between them sees it change.
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from tensorstash.reference.autograd.primitive import Primitive
 from tensorstash.reference.storage.dtypes import Array, DType
 from tensorstash.reference.storage.memory import MemorySpace, Storage, adopt_array, memory
 from tensorstash.reference.storage.streams import Driver, Event, Stream, Work, current_stream, driven_by
+from tensorstash.testing.harness import collector_off
 
 _OVERWRITTEN = 0xCD
 
@@ -144,14 +144,8 @@ class Timeline(Driver):
         No garbage is collected meanwhile: a finalizer that waits for the device would have it go on to its next piece
         of work in the middle of one. A real device works beside the program and has no such middle.
         """
-        with self._lock:
-            was_enabled = gc.isenabled()
-            gc.disable()
-            try:
-                yield
-            finally:
-                if was_enabled:
-                    gc.enable()
+        with self._lock, collector_off():
+            yield
 
     def take(self, nbytes: int, stream: Stream) -> Array:
         """Return the block freed last of those of that size, else a new one."""

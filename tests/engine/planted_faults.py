@@ -76,7 +76,7 @@ def faulty_calls(**behaviours: Behaviour) -> FaultyCalls:
 
 
 Opened = WeakKeyDictionary[MemoryStore | DiskStore, Any]
-"""Stores in memory and on disk that are alive, and what they were opened from."""
+"""Stores in memory and on disk that are alive, and their configurations."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -139,7 +139,7 @@ def test_blocks_with_flash_attention_are_computed_again() -> None:
     network, x = nn.TransformerEncoderLayer(64, 2, batch_first=True, dtype=torch.bfloat16), torch.randn(2, 64, 64)
     stack = nn.TransformerEncoder(network, 4, enable_nested_tensor=False).to("cuda:0").train()
     noise = [torch.full((8,), value, dtype=torch.uint64, device="cuda") for value in range(64)]
-    del noise  # and with it what unwritten memory holds
+    del noise  # unwritten memory holds it from now on
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), ts.wrap(stack, "checkpoint") as handle:
         stack(x.to("cuda:0", torch.bfloat16)).float().square().mean().backward()
     assert set(handle.stats().blocks) == {"checkpointed"}
