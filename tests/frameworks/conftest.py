@@ -10,7 +10,6 @@ import paddle
 import pytest
 import torch
 
-import tensorstash as ts
 from tensorstash.testing.lab import Lab
 from tensorstash.testing.labs import lab_of
 from tests.paddle.conftest import paddle_is_left_as_it_was
@@ -55,11 +54,6 @@ class Framework:
     def save_one(self) -> Any:
         """Run an operation that saves one tensor, and return its output."""
         return self.lab.exp(self.lab.tensor(np.ones(3, np.float32), requires_grad=True))
-
-
-def wrapped(model: Any, policy: Any = "compress") -> ts.Wrapped:
-    """Wrap a model so that every tensor is stashed."""
-    return ts.wrap(model, policy, min_bytes=0)
 
 
 @pytest.fixture(params=["torch", "paddle"])

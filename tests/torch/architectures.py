@@ -45,6 +45,7 @@ class Recurrent(nn.Module):
 
 
 GPT2 = TOKENS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
+VIT = SMALL | {"image_size": 16, "patch_size": 4}
 GROUPED = TOKENS | SMALL | {"num_key_value_heads": 2}
 T5 = TOKENS | {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
 RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": "basic"}
@@ -53,7 +54,7 @@ ARCHITECTURES: dict[str, Callable[[], tuple[nn.Module, Inputs]]] = {
     "gpt2": partial(made, "GPT2", "LMHeadModel", GPT2, text),
     "llama": partial(made, "Llama", "ForCausalLM", GROUPED, text),
     "bert": partial(made, "Bert", "ForMaskedLM", TOKENS | SMALL, partial(text, is_masked=True)),
-    "vit": partial(made, "ViT", "ForImageClassification", SMALL | {"image_size": 16, "patch_size": 4}, lambda: images(16)),
+    "vit": partial(made, "ViT", "ForImageClassification", VIT, lambda: images(16)),
     "t5": partial(made, "T5", "ForConditionalGeneration", T5, partial(text, 7)),
     "mixtral": partial(made, "Mixtral", "ForCausalLM", GROUPED | {"num_local_experts": 4}, text),
     "resnet": partial(made, "ResNet", "ForImageClassification", RESNET, lambda: images(32)),
