@@ -1,5 +1,6 @@
 """Steps of a wrapped model, and whether its saved tensors are stashed."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorstash as ts
@@ -10,10 +11,15 @@ def wrapped(model: Any, policy: Any = "compress", **options: Any) -> ts.Wrapped:
     return ts.wrap(model, policy, min_bytes=0, **options)
 
 
+def bits(parameters: Iterable[Any]) -> list[bytes]:
+    """Return the bits of the gradients that are there."""
+    return [each.grad.numpy().tobytes() for each in parameters if each.grad is not None]
+
+
 def train(model: Any, x: Any) -> list[bytes]:
     """Do one step and return the gradients, bit by bit."""
     model(x).square().sum().backward()
-    gradients = [parameter.grad.numpy().tobytes() for parameter in model.parameters()]
+    gradients = bits(model.parameters())
     for parameter in model.parameters():
         parameter.grad = None
     return gradients
