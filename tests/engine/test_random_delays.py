@@ -49,7 +49,7 @@ def of_lab(backend: str, program: str) -> Program:
 
 def architecture(build) -> Program:
     torch.manual_seed(0)
-    model, loss_of = build()
+    model, inputs = build()
     model.train()
     start = [buffer.clone() for buffer in model.buffers()]
 
@@ -62,7 +62,7 @@ def architecture(build) -> Program:
             model.zero_grad()
             torch.manual_seed(2)
             with scope():
-                loss = loss_of(model)
+                loss = model(**inputs).loss
             loss.backward()
             found += [
                 loss.detach(),
@@ -155,7 +155,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
         for backend in BACKENDS
         for program in ("attention", "attention, float64", "training")
     },
-    **{build.__name__: partial(architecture, build) for build in ARCHITECTURES},
+    **{name: partial(architecture, build) for name, build in ARCHITECTURES.items()},
 }
 
 

@@ -10,7 +10,6 @@ import paddle
 import pytest
 import torch
 
-import tensorstash as ts
 from tensorstash.testing.lab import Lab
 from tensorstash.testing.labs import lab_of
 from tests.paddle.conftest import paddle_is_left_as_it_was
@@ -41,10 +40,14 @@ class Framework:
         """The adapter under test."""
         return self.lab.backend
 
-    def batch(self, *, requires_grad: bool = False) -> Any:
-        """Return eight rows of sixteen numbers."""
-        values = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
+    def batch(self, rows: int = 8, *, requires_grad: bool = False) -> Any:
+        """Return rows of sixteen numbers."""
+        values = np.random.default_rng(0).standard_normal((rows, 16)).astype(np.float32)
         return self.lab.tensor(values, requires_grad=requires_grad)
+
+    def batch_norm(self) -> Any:
+        """Return a layer over such rows, whose class has two spellings."""
+        return (getattr(self.nn, "BatchNorm1d", None) or self.nn.BatchNorm1D)(16)
 
     def network(self) -> Any:
         """Return three blocks of a linear map and an activation, with the same weights every time."""
@@ -55,11 +58,6 @@ class Framework:
     def save_one(self) -> Any:
         """Run an operation that saves one tensor, and return its output."""
         return self.lab.exp(self.lab.tensor(np.ones(3, np.float32), requires_grad=True))
-
-
-def wrapped(model: Any, policy: Any = "compress") -> ts.Wrapped:
-    """Wrap a model so that every tensor is stashed."""
-    return ts.wrap(model, policy, min_bytes=0)
 
 
 @pytest.fixture(params=["torch", "paddle"])

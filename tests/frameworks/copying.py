@@ -1,4 +1,4 @@
-"""A pair of hooks that copies through the adapter alone, for tests that have no engine in between."""
+"""Pairs of hooks for tests that have no engine in between: one that counts, and one that copies through the adapter."""
 
 import weakref
 from collections import Counter
@@ -6,6 +6,22 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tensorstash.host.arrays import borrowed
+
+
+class Log:
+    """A pair that counts its calls."""
+
+    def __init__(self) -> None:
+        self.packs = 0
+        self.unpacks = 0
+
+    def pack(self, tensor: Any) -> Any:
+        self.packs += 1
+        return tensor.detach()
+
+    def unpack(self, packed: Any) -> Any:
+        self.unpacks += 1
+        return packed
 
 
 class Packed:

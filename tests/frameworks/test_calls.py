@@ -11,29 +11,7 @@ from inside import session_of
 
 import tensorstash as ts
 from tensorstash.errors import ConfigError
-from tests.frameworks.conftest import wrapped
-
-
-def train(framework, model):
-    """Do one step and return the gradients, bit by bit."""
-    lab = framework.lab
-    lab.backward(lab.sum(lab.mul(model(framework.batch()), 2.0)))
-    gradients = [lab.gradient(parameter).tobytes() for parameter in lab.parameters(model)]
-    for parameter in lab.parameters(model):
-        parameter.grad = None
-    return gradients
-
-
-def assert_stashes(handle, framework, model):
-    before = handle.stats().stashed
-    train(framework, model)
-    assert handle.stats().stashed.tensors > before.tensors
-
-
-def assert_stands_aside(handle, framework, model):
-    before = handle.stats().seen
-    train(framework, model)
-    assert handle.stats().seen == before
+from tests.frameworks.steps import assert_stands_aside, assert_stashes, train, wrapped
 
 
 def test_a_deep_copy_is_wrapped_until_it_or_the_original_is_unwrapped(framework):
@@ -46,13 +24,13 @@ def test_a_deep_copy_is_wrapped_until_it_or_the_original_is_unwrapped(framework)
         lab.write_unversioned(parameter, 0.0)
     assert lab.bits(twin(framework.batch())).tobytes() != plain, "the copy runs the weights of the original"
     assert lab.bits(model(framework.batch())).tobytes() == plain
-    assert_stashes(handle, framework, twin)
+    assert_stashes(handle, twin, framework.batch())
     ts.unwrap(twin)
-    assert_stands_aside(handle, framework, twin)
-    assert_stashes(handle, framework, model)
+    assert_stands_aside(handle, twin, framework.batch())
+    assert_stashes(handle, model, framework.batch())
     handle.remove()
-    assert_stands_aside(handle, framework, third)
-    assert_stands_aside(handle, framework, model)
+    assert_stands_aside(handle, third, framework.batch())
+    assert_stands_aside(handle, model, framework.batch())
 
 
 def test_a_pickle_is_not_wrapped(framework):
@@ -60,8 +38,8 @@ def test_a_pickle_is_not_wrapped(framework):
     handle = wrapped(model)
     data = pickle.dumps(model)
     assert b"tensorstash" not in data
-    assert_stands_aside(handle, framework, pickle.loads(data))
-    assert_stashes(handle, framework, model)
+    assert_stands_aside(handle, pickle.loads(data), framework.batch())
+    assert_stashes(handle, model, framework.batch())
 
 
 def countdown(framework, error=None):
@@ -83,10 +61,10 @@ def countdown(framework, error=None):
 
 def test_a_module_that_calls_itself_trains_as_without(framework):
     model = countdown(framework)
-    plain = train(framework, model)
+    plain = train(model, framework.batch())
     handle = wrapped(model)
-    assert train(framework, model) == plain
-    assert_stashes(handle, framework, model)
+    assert train(model, framework.batch()) == plain
+    assert_stashes(handle, model, framework.batch())
 
 
 @pytest.mark.parametrize("error", [ArithmeticError, KeyboardInterrupt])
@@ -145,7 +123,7 @@ def test_no_cycle_keeps_model_or_session_alive(framework):
     try:
         model = framework.network()
         handle = wrapped(model)
-        train(framework, model)
+        train(model, framework.batch())
         gone = weakref.ref(model), weakref.ref(session_of(handle))
         del model, handle
         assert [each() for each in gone] == [None, None]

@@ -3,22 +3,7 @@
 import pytest
 
 from tensorstash.errors import BackendError
-
-
-class Log:
-    """A pair that counts its calls."""
-
-    def __init__(self):
-        self.packs = 0
-        self.unpacks = 0
-
-    def pack(self, tensor):
-        self.packs += 1
-        return tensor.detach()
-
-    def unpack(self, packed):
-        self.unpacks += 1
-        return packed
+from tests.frameworks.copying import Log
 
 
 @pytest.fixture
@@ -70,16 +55,28 @@ def test_an_exception_in_unpack_propagates_and_gradients_are_recorded_as_before(
     assert lab.requires_grad(framework.save_one())
 
 
-def test_leaving_in_another_order_is_an_error_and_the_others_stay(framework, hooks):
-    outer, inner = Log(), Log()
-    outer_scope, inner_scope = hooks(outer), hooks(inner)
-    outer_scope.__enter__()
-    inner_scope.__enter__()
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_leaving_in_another_order_is_an_error_and_the_others_stay(framework, hooks, foreign, is_foreign):
+    logs = outer, middle, inner = [Log() for _ in range(3)]
+    scopes = [hooks(outer), *map(foreign if is_foreign else hooks, (middle, inner))]
+    for scope in scopes:
+        scope.__enter__()
     with pytest.raises(BackendError, match="another order"):
-        outer_scope.__exit__(None, None, None)
+        scopes[0].__exit__(None, None, None)
     framework.save_one()
-    inner_scope.__exit__(None, None, None)
-    framework.save_one()
-    assert (outer.packs, inner.packs) == (0, 1)
+    for scope in scopes[:0:-1]:
+        scope.__exit__(None, None, None)
+        framework.save_one()
+    assert [log.packs for log in logs] == [0, 1, 1]
     with pytest.raises(BackendError, match="no longer in force"):
-        inner_scope.__exit__(None, None, None)
+        scopes[0].__exit__(None, None, None)
+
+
+def test_one_scope_object_can_be_entered_again(framework, hooks):
+    log = Log()
+    scope = hooks(log)
+    for _ in range(2):
+        with scope, scope:
+            framework.save_one()
+    framework.save_one()
+    assert log.packs == 2

@@ -121,7 +121,7 @@ def test_rules_are_named_as_the_policy_knows_them():
 
 def test_statistics_of_a_batch_are_not_learned_twice(framework):
     nn, lab = framework.nn, framework.lab
-    norm, layer = (getattr(nn, "BatchNorm1d", None) or nn.BatchNorm1D)(16), nn.Linear(16, 16)
+    norm, layer = framework.batch_norm(), nn.Linear(16, 16)
     with stash(framework) as session:
         loss = layer(nn.functional.relu(norm(layer(framework.batch())))).sum()
     before = [lab.bits(each).tobytes() for each in norm.buffers()]
@@ -137,7 +137,7 @@ def test_what_a_normalization_learns_may_change_before_backward(framework, polic
 
     def run(around):
         lab.seed(0)
-        norm, layer, loss = (getattr(nn, "BatchNorm1d", None) or nn.BatchNorm1D)(16), nn.Linear(16, 16), 0.0
+        norm, layer, loss = framework.batch_norm(), nn.Linear(16, 16), 0.0
         for number, trains in enumerate(modes, 1):
             (norm.train if trains else norm.eval)()
             with around:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tensorstash as ts
+from tests.frameworks.steps import bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track:UserWarning")
 
@@ -14,24 +15,11 @@ WIDTH, ROWS = 16, 24
 POLICIES = pytest.mark.parametrize("policy", ["recompute", "recompute | disk_spill"])
 
 
-def bits(tensors):
-    return [each.grad.numpy().tobytes() for each in tensors if each.grad is not None]
-
-
-def rows(framework, *, requires_grad=False):
-    values = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
-    return framework.lab.tensor(values, requires_grad=requires_grad)
-
-
-def batch_norm(nn):
-    return (getattr(nn, "BatchNorm1d", None) or nn.BatchNorm1D)(WIDTH)
-
-
 NORMS = {
-    "layer norm": lambda nn: nn.LayerNorm(WIDTH),
-    "layer norm, another eps": lambda nn: nn.LayerNorm(WIDTH, 1e-12),
-    "rms norm": lambda nn: nn.RMSNorm(WIDTH),
-    "batch norm": batch_norm,
+    "layer norm": lambda of: of.nn.LayerNorm(WIDTH),
+    "layer norm, another eps": lambda of: of.nn.LayerNorm(WIDTH, 1e-12),
+    "rms norm": lambda of: of.nn.RMSNorm(WIDTH),
+    "batch norm": lambda of: of.batch_norm(),
 }
 
 
@@ -51,7 +39,7 @@ def embedding_changed_between_backwards(framework, around):
 def bias_of_a_sum_changed_before_backward(framework, around):
     first, last = framework.nn.Linear(WIDTH, WIDTH), framework.nn.Linear(WIDTH, WIDTH)
     with around:
-        loss = last(framework.nn.functional.relu(first(rows(framework)) * 2.0 + first.bias)).square().sum()
+        loss = last(framework.nn.functional.relu(first(framework.batch(ROWS)) * 2.0 + first.bias)).square().sum()
     with framework.no_grad():
         first.bias[...] = first.bias * 2.0 + 1.0
     loss.backward()
@@ -84,8 +72,8 @@ def test_a_norm_of_nan_or_infinity_has_the_plain_gradient(framework, steps, norm
 
     def gradients(around, *, has_value):
         framework.lab.seed(0)
-        layer, last = NORMS[norm](nn), nn.Linear(WIDTH, 4)
-        x = rows(framework, requires_grad=True)
+        layer, last = NORMS[norm](framework), nn.Linear(WIDTH, 4)
+        x = framework.batch(ROWS, requires_grad=True)
         if has_value:
             with framework.no_grad():
                 x[2, 5] = value

@@ -1,6 +1,6 @@
 """What the tests of the PyTorch backend share: a backend, a pair of hooks that copies, and bitwise comparison."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,7 @@ def bits(tensor: Tensor) -> bytes:
     return run.view(torch.uint8).numpy().tobytes()
 
 
-@pytest.fixture
-def same_bits() -> Callable[[Any, Any], bool]:
+def are_same(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> bool:
     """Whether two sequences of tensors (None allowed) are equal in kind, shape and every bit."""
 
     def one(a: Tensor | None, b: Tensor | None) -> bool:
@@ -44,7 +43,12 @@ def same_bits() -> Callable[[Any, Any], bool]:
             return a is b
         return (a.dtype, a.shape) == (b.dtype, b.shape) and bits(a) == bits(b)
 
-    return lambda left, right: len(left) == len(right) and all(map(one, left, right))
+    return len(left) == len(right) and all(map(one, left, right))
+
+
+@pytest.fixture
+def same_bits() -> Callable[[Any, Any], bool]:
+    return are_same
 
 
 @pytest.fixture

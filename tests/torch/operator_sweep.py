@@ -1,4 +1,4 @@
-"""Runs what PyTorch lists, operators and modules, with and without a scope around it, and judges the gradients."""
+"""Runs the operators that PyTorch lists with and without a scope around them, and judges the gradients."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import tensorstash as ts
 from tensorstash.policies import StoreIn
 from tensorstash.stores.memory import Memory
-from tests.torch.conftest import bits
+from tests.torch.conftest import are_same, bits
 
 Scope = Callable[[], AbstractContextManager[Any]]
 Visible = dict[str, Tensor]
@@ -71,26 +71,24 @@ class Start:
 
 @dataclass(frozen=True)
 class Case:
-    """One program to run in every way.
+    """An operator on one sample, to run in every way.
 
     Args:
         name: which it is.
-        kind: the column it is counted in.
+        layout: of its tensors, inside the scope.
         twice: whether the gradient is derived once more.
-        forward: returns the outputs to derive, the leaves to derive by, and by name what the user can see.
+        call: the operator.
+        arguments: the sample, with the start of each of its tensors.
     """
 
     name: str
-    kind: str
+    layout: str
     twice: bool
-    forward: Callable[[Scope], tuple[list[Tensor], list[Tensor], Visible]]
+    call: Callable[..., Any]
+    arguments: Any
 
-
-def operator_case(name: str, kind: str, twice: bool, call: Callable[..., Any], arguments: Any, layout: str) -> Case:
-    """Return an operator on one sample, whose tensors become what the layout says inside the scope."""
-    start = tree_map(lambda leaf: Start.of(leaf, layout), arguments)
-
-    def forward(scope: Scope) -> tuple[list[Tensor], list[Tensor], Visible]:
+    def forward(self, scope: Scope) -> tuple[list[Tensor], list[Tensor], Visible]:
+        """Return the outputs to derive, the leaves to derive by, and by name what the user can see."""
         leaves: list[Tensor] = []
 
         def enter(value: Any) -> Any:
@@ -101,35 +99,12 @@ def operator_case(name: str, kind: str, twice: bool, call: Callable[..., Any], a
                 leaves.append(leaf)
             # The graph alone holds what the operator is given, unless the caller does.
             inner = leaf * 1 if leaf.requires_grad else leaf.clone()
-            return laid_out(layout, inner, value.shape) if value.is_laid_out else inner
+            return laid_out(self.layout, inner, value.shape) if value.is_laid_out else inner
 
         with scope():
-            first, others, named = tree_map(enter, start, is_leaf=lambda value: isinstance(value, Start))
-            outputs = tensors(call(first, *others, **named))
+            first, others, named = tree_map(enter, self.arguments, is_leaf=lambda value: isinstance(value, Start))
+            outputs = tensors(self.call(first, *others, **named))
         return outputs, leaves, numbered("input", (first, others, named)) | numbered("output", outputs)
-
-    return Case(name, kind, twice, forward)
-
-
-def module_case(name: str, kind: str, info: Any, sample: Any, dtype: torch.dtype, training: bool) -> Case:
-    """Return a module on one input, in training or not."""
-
-    def enter(value: Any) -> Any:
-        return value.detach().clone().requires_grad_(value.requires_grad) if is_plain(value) else value
-
-    def forward(scope: Scope) -> tuple[list[Tensor], list[Tensor], Visible]:
-        made, given = sample.constructor_input, sample.forward_input
-        where = next((leaf.device for leaf in tree_leaves((given.args, given.kwargs)) if is_plain(leaf)), None)
-        module = info.module_cls(*made.args, **made.kwargs).to(where, dtype).train(training)
-        args, named = tree_map(enter, (given.args, given.kwargs))
-        with scope():
-            outputs = tensors(module(*args, **named))
-        inputs = numbered("input", (args, named))
-        leaves = [leaf for leaf in [*module.parameters(), *inputs.values()] if leaf.requires_grad]
-        buffers = {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
-        return outputs, leaves, inputs | numbered("output", outputs) | buffers
-
-    return Case(name, kind, info.supports_gradgrad, forward)
 
 
 def is_plain(value: object) -> bool:
@@ -173,32 +148,17 @@ def operator_cases(operator: Any, number: int, sample: Any, layouts: Sequence[st
     for layout in layouts:
         if any(LAYOUTS[layout].accepts(tensor) for tensor in plain):
             twice = operator.supports_gradgrad and layout == "contiguous"
-            yield operator_case(f"{name}, {layout}", layout, twice, operator, arguments, layout)
+            start = tree_map(lambda leaf, layout=layout: Start.of(leaf, layout), arguments)
+            yield Case(f"{name}, {layout}", layout, twice, operator, start)
     inplace = operator.inplace_variant
     if inplace is not None and operator.supports_inplace_autograd:
-        yield operator_case(f"{name}, in place", "in place", False, inplace, arguments, "contiguous")
-
-
-def module_cases(dtype: torch.dtype, samples: int) -> Iterator[tuple[str, Case]]:
-    """Yield every module that PyTorch lists for a dtype, in training and not, on so many of its inputs."""
-    from torch.testing._internal.common_modules import module_db
-
-    for info in module_db:
-        if dtype not in info.supported_dtypes("cpu"):
-            continue
-        for training in (True, False):
-            reseed(0)
-            inputs = info.module_inputs_func(info, "cpu", dtype, requires_grad=True, training=training)
-            inputs = [sample for sample in inputs if sample.forward_input is not None]
-            mode = "training" if training else "evaluation"
-            for number in spread(len(inputs), samples):
-                name = f"{info.name}[{number}], {mode}"
-                yield info.module_cls.__name__, module_case(name, mode, info, inputs[number], dtype, training)
+        start = tree_map(lambda leaf: Start.of(leaf, "contiguous"), arguments)
+        yield Case(f"{name}, in place", "contiguous", False, inplace, start)
 
 
 @dataclass(frozen=True)
 class Result:
-    """Gradients and buffers after one run, and the names of the user's tensors that backward changed."""
+    """Gradients after one run, and the names of the user's tensors that backward changed."""
 
     tensors: tuple[Tensor | None, ...]
     changed: tuple[str, ...] = ()
@@ -214,14 +174,13 @@ def run(case: Case, scope: Scope = nullcontext, *, holds: bool = False) -> Resul
     """
     reseed(0)
     outputs, leaves, visible = case.forward(scope)
-    buffers = {name: tensor for name, tensor in visible.items() if name.startswith("buffer")}
     loss = weighed([out for out in outputs if out.requires_grad])
     if loss is None or not leaves:
         return None
     if holds:
         visible |= numbered("leaf", leaves)
     else:
-        visible = buffers
+        visible.clear()
         del outputs[:]
     before = {name: bits(tensor) for name, tensor in visible.items()}
     with scope() if case.twice else nullcontext():
@@ -233,7 +192,7 @@ def run(case: Case, scope: Scope = nullcontext, *, holds: bool = False) -> Resul
     if again is not None:
         tensors += torch.autograd.grad(again, leaves, allow_unused=True)
     changed = tuple(name for name, tensor in visible.items() if bits(tensor) != before[name])
-    return Result(tensors + tuple(buffers.values()), changed)
+    return Result(tensors, changed)
 
 
 def weighed(tensors: list[Tensor]) -> Tensor | None:
@@ -244,19 +203,6 @@ def weighed(tensors: list[Tensor]) -> Tensor | None:
     noises = [torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator) for tensor in tensors]
     sums = [(tensor * noise).sum() for tensor, noise in zip(tensors, noises, strict=True)]
     return sum((total.real if total.is_complex() else total).double() for total in sums)
-
-
-def unlike(plain: Result, other: Result) -> str:
-    """Return which tensor differs from the plain one, in presence, dtype, shape or any bit; nothing if none does."""
-    for number, (a, b) in enumerate(zip(plain.tensors, other.tensors, strict=True)):
-        if a is None or b is None:
-            if a is not b:
-                return f"gradient {number} is {b}, not {a}"
-        elif (a.dtype, a.shape) != (b.dtype, b.shape):
-            return f"gradient {number} is {b.dtype}{tuple(b.shape)}, not {a.dtype}{tuple(a.shape)}"
-        elif bits(a) != bits(b):
-            return f"gradient {number} differs"
-    return ""
 
 
 def wrong(case: Case, sessions: Sessions) -> Iterator[str]:
@@ -285,8 +231,9 @@ def _wrong(case: Case, plain: Result, way: Way, scope: Scope) -> str:
         return "there is no gradient"
     if result.changed and not _again(case).changed:
         return f"backward changed {', '.join(result.changed)}"
-    what = unlike(plain, result)
-    return "" if what and any(unlike(plain, _again(case)) for _ in range(3)) else what
+    if are_same(plain.tensors, result.tensors):
+        return ""
+    return "a gradient differs" if all(are_same(plain.tensors, _again(case).tensors) for _ in range(3)) else ""
 
 
 def _again(case: Case) -> Result:

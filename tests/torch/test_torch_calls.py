@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import tensorstash as ts
+from tests.frameworks.steps import assert_stands_aside, assert_stashes, wrapped
 
 
 def network(depth=3):
@@ -15,32 +16,14 @@ def network(depth=3):
     return nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(depth)))
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_compiled_yet():
+    torch.compiler.reset()
+
+
 @pytest.fixture
 def x():
     return torch.randn(8, 16)
-
-
-def wrapped(model, policy="compress", **options):
-    return ts.wrap(model, policy, min_bytes=0, **options)
-
-
-def train(model, x):
-    """Do one step and return the gradients, bit by bit."""
-    torch.compiler.reset()
-    loss = model(x).square().sum()
-    loss.backward()
-    gradients = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    return gradients
-
-
-def assert_stashes(handle, model, x):
-    before = handle.stats()
-    gradients = train(model, x)
-    after = handle.stats()
-    assert after.seen.tensors > before.seen.tensors, "the wrap was dropped"
-    assert after.stashed.tensors > before.stashed.tensors
-    return gradients
 
 
 def accelerate_forward(model):
@@ -74,7 +57,6 @@ def test_a_forward_that_a_trainer_replaces_drops_nothing(x, wrap_first):
 @pytest.mark.parametrize("in_place", [True, False], ids=["model.compile()", "torch.compile(model)"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_before_and_after(x, wrap_first, in_place, backend):
-    torch.compiler.reset()
     model = network()
     handle = wrapped(model) if wrap_first else None
     if in_place:
@@ -82,15 +64,17 @@ def test_compiled_before_and_after(x, wrap_first, in_place, backend):
         compiled = model
     else:
         compiled = torch.compile(model, backend=backend)
+    on_top = model._compiled_call_impl
     handle = handle or wrapped(compiled)
     stashed = assert_stashes(handle, compiled, x)
     handle.remove()
-    assert all(map(torch.equal, stashed, assert_stands_aside(handle, compiled, x)))
+    assert not in_place or model._compiled_call_impl is on_top
+    assert "_call_impl" not in vars(model)
+    assert assert_stands_aside(handle, compiled, x) == stashed
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_compiled_function_that_calls_a_wrapped_model_breaks_there(x):
-    torch.compiler.reset()
     model = network()
     handle = wrapped(model)
     step = torch.compile(lambda x: 2 * model(x), backend="eager")
@@ -98,13 +82,6 @@ def test_a_compiled_function_that_calls_a_wrapped_model_breaks_there(x):
     assert handle.stats().stashed.tensors > 0
     with pytest.raises(RuntimeError, match=r"compile first and wrap.*block\.compile"):
         torch.compile(lambda x: 3 * model(x), backend="eager", fullgraph=True)(x)
-
-
-def assert_stands_aside(handle, model, x):
-    before = handle.stats().seen
-    gradients = train(model, x)
-    assert handle.stats().seen == before
-    return gradients
 
 
 def test_a_replica_runs_its_own_weights_under_the_policy():
@@ -158,7 +135,6 @@ def test_who_trains_what_a_tracer_made_is_told(made_of, x):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("whole", [True, False], ids=["whole graph", "a graph for each block"])
 def test_a_whole_compiled_graph_says_that_it_asks_for_everything_at_once(whole):
-    torch.compiler.reset()
     model, x = network(), torch.randn(2**13, 16)
     if whole:
         model = torch.compile(model, backend="aot_eager")
@@ -192,15 +168,3 @@ def test_hooks_of_the_user_keep_their_order(x):
     model.register_forward_hook(lambda *_: order.append("after"))
     assert_stashes(handle, model, x)
     assert order == ["before", "after"]
-
-
-def test_a_compilation_on_top_survives_the_removal(x):
-    model = network()
-    handle = wrapped(model)
-    model.compile(backend="eager")
-    compiled = model._compiled_call_impl
-    assert_stashes(handle, model, x)
-    handle.remove()
-    assert model._compiled_call_impl is compiled
-    assert "_call_impl" not in vars(model)
-    assert_stands_aside(handle, model, x)

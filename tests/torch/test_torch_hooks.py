@@ -9,35 +9,7 @@ from torch.autograd.graph import allow_mutation_on_saved_tensors, disable_saved_
 
 import tensorstash as ts
 from tensorstash.errors import BackendError, SavedTensorModifiedError
-
-
-class Log:
-    """A pair that writes down who was called."""
-
-    def __init__(self, backend, name="ours"):
-        self.backend = backend
-        self.name = name
-        self.packs = 0
-        self.unpacks = 0
-
-    def hooks(self):
-        return self.backend.hooks(self.pack, self.unpack)
-
-    def foreign(self):
-        return saved_tensors_hooks(self.pack, self.unpack)
-
-    def pack(self, tensor):
-        self.packs += 1
-        return tensor.detach()
-
-    def unpack(self, packed):
-        self.unpacks += 1
-        return packed
-
-
-@pytest.fixture
-def log(backend):
-    return Log(backend)
+from tests.frameworks.copying import Log
 
 
 @pytest.fixture(autouse=True)
@@ -52,24 +24,9 @@ def work():
     return x.exp()
 
 
-def test_leaving_below_others_keeps_them_in_their_order(backend):
-    ours, middle, inner = Log(backend), Log(backend), Log(backend)
-    scopes = [ours.hooks(), middle.foreign(), inner.foreign()]
-    for scope in scopes:
-        scope.__enter__()
-    with pytest.raises(BackendError, match="another order"):
-        scopes[0].__exit__(None, None, None)
-    work()
-    assert (ours.packs, middle.packs, inner.packs) == (0, 0, 1)
-    scopes[2].__exit__(None, None, None)
-    work()
-    assert (ours.packs, middle.packs, inner.packs) == (0, 1, 1)
-    scopes[1].__exit__(None, None, None)
-
-
 def test_hooks_that_somebody_else_took_away_are_an_error_and_take_nothing_away(backend):
-    ours, theirs = Log(backend), Log(backend)
-    our_scope, their_scope = ours.hooks(), theirs.foreign()
+    ours, theirs = Log(), Log()
+    our_scope, their_scope = backend.hooks(ours.pack, ours.unpack), saved_tensors_hooks(theirs.pack, theirs.unpack)
     their_scope.__enter__()
     our_scope.__enter__()
     their_scope.__exit__(None, None, None)  # takes ours away: PyTorch does not look
@@ -148,8 +105,9 @@ def test_mutation_that_pytorch_allows_is_right_or_around_a_stash_refused(edit, p
         assert torch.equal(got, expected)
 
 
-def test_leaving_on_another_thread_is_an_error(log):
-    scope = log.hooks()
+def test_leaving_on_another_thread_is_an_error(backend):
+    log = Log()
+    scope = backend.hooks(log.pack, log.unpack)
     scope.__enter__()
     with ThreadPoolExecutor(1) as pool, pytest.raises(BackendError):
         pool.submit(scope.__exit__, None, None, None).result()
@@ -158,25 +116,14 @@ def test_leaving_on_another_thread_is_an_error(log):
     scope.__exit__(None, None, None)
 
 
-def test_disabled_hooks_say_why(log):
-    with (
-        disable_saved_tensors_hooks("not in this block"),
-        pytest.raises(RuntimeError, match="not in this block"),
-        log.hooks(),
-    ):
+def test_disabled_hooks_say_why(backend):
+    log = Log()
+    hooks = backend.hooks(log.pack, log.unpack)
+    with pytest.raises(RuntimeError, match="not here"), disable_saved_tensors_hooks("not here"), hooks:
         work()
-    with pytest.raises(RuntimeError, match="not here"), log.hooks(), disable_saved_tensors_hooks("not here"):
+    with pytest.raises(RuntimeError, match="not here"), hooks, disable_saved_tensors_hooks("not here"):
         work()
     assert log.packs == 0
-    with log.hooks():
+    with hooks:
         work()
     assert log.packs == 1
-
-
-def test_one_scope_object_can_be_entered_again(log):
-    scope = log.hooks()
-    for _ in range(2):
-        with scope, scope:
-            work()
-    work()
-    assert log.packs == 2

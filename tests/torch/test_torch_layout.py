@@ -11,27 +11,12 @@ from test_torch_user_storage import Functions, Operations
 
 from tensorstash.backends.torch.layout import DTYPE_NAMES
 from tensorstash.host.arrays import borrowed
-from tensorstash.spec import DTYPES
 from tensorstash.testing.labs.torch import TorchLab
 from tensorstash.testing.layouts import LAYOUTS, assert_same_bits
 
 LAB = TorchLab()
 
 neg_view = torch._neg_view
-
-
-def layout_of(tensor):
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() % 64, tensor.is_conj(), tensor.is_neg()
-
-
-def raw_bits(tensor):
-    """Bits of every element as stored, whatever the lazy flags; overlapping elements as often as they are read."""
-    if tensor.is_conj():
-        tensor = tensor.conj()
-    if tensor.is_neg():
-        tensor = neg_view(tensor)
-    carrier = getattr(torch, DTYPES[DTYPE_NAMES[tensor.dtype]].carrier)
-    return tensor.view(carrier).numpy().tobytes()
 
 
 def assert_round_trip(backend, tensor):
@@ -44,8 +29,8 @@ def assert_round_trip(backend, tensor):
     assert host.flags.c_contiguous
     for data in (borrowed(host), host.copy()):
         back = backend.from_host(data, spec)
-        assert layout_of(back) == layout_of(tensor)
-        assert raw_bits(back) == raw_bits(tensor)
+        assert LAB.layout(back) == LAB.layout(tensor)
+        assert_same_bits(LAB.bits(back), LAB.bits(tensor), "what came back")
         assert back._base is None
         assert back.grad_fn is None
         assert not back.requires_grad

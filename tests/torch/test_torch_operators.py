@@ -1,4 +1,4 @@
-"""Every differentiable operator and module that PyTorch lists, on PyTorch's own samples, in every layout and dtype.
+"""Every differentiable operator that PyTorch lists, on PyTorch's own samples, in every layout and dtype.
 
 A run takes a part of the operators, chosen by a seed. ``TENSORSTASH_SWEEP=all`` takes them all, another number between
 0 and 1 that part; ``TENSORSTASH_SWEEP_SEED`` chooses others.
@@ -10,7 +10,7 @@ from zlib import crc32
 import pytest
 import torch
 from operator_layouts import LAYOUTS, samples_of
-from operator_sweep import module_cases, operator_cases, operators, spread, ways, wrong
+from operator_sweep import operator_cases, operators, spread, ways, wrong
 
 import tensorstash as ts
 
@@ -25,9 +25,8 @@ PARTS = 2
 SAMPLES = 2
 """Of each operator: the first and the last."""
 
-EXCLUDED = {"nn.functional.rrelu", "RReLU"}
-"""Operators and modules whose gradients no saved-tensor hook can leave as they are: it saves its noise before it is
-filled (pytorch#193671)."""
+EXCLUDED = {"nn.functional.rrelu"}
+"""Its gradient no saved-tensor hook can leave as it is: it saves its noise before it is filled (pytorch#193671)."""
 
 EXCLUDED_LAYOUTS = {("nn.functional.pdist", "empty")}
 """What PyTorch itself does not survive: its backward divides by the number of rows, and the process dies."""
@@ -65,17 +64,8 @@ def test_every_operator_gives_what_it_gives_without_hooks(sessions, dtype, part)
         samples = list(samples_of(operator, "cpu", getattr(torch, dtype)))
         for number in spread(len(samples), SAMPLES):
             for case in operator_cases(operator, number, samples[number], LAYOUTS):
-                if (operator.name, case.kind) not in EXCLUDED_LAYOUTS:
+                if (operator.name, case.layout) not in EXCLUDED_LAYOUTS:
                     found += wrong(case, sessions)
-    finish(found)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_every_module_gives_what_it_gives_without_hooks(sessions, dtype):
-    found = []
-    for name, case in module_cases(getattr(torch, dtype), SAMPLES):
-        if is_chosen(dtype, name) and name not in EXCLUDED:
-            found += wrong(case, sessions)
     finish(found)
 
 
