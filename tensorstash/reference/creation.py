@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorstash.reference.storage.dtypes import Array, DType, DTypeLike, as_dtype, float32, uint8
+from tensorstash.reference.storage.dtypes import Array, DTypeLike, as_dtype
 from tensorstash.reference.storage.layout import Layout
 from tensorstash.reference.storage.memory import Storage, memory
 from tensorstash.reference.tensor import Tensor
@@ -27,12 +27,13 @@ def tensor(data: Any, dtype: DTypeLike | None = None, device: str = "cpu", requi
     """
     array = np.asarray(data)
     if dtype is None and not isinstance(data, np.ndarray | np.generic):
-        defaults: dict[str, DTypeLike] = {"f": float32, "c": "complex64"}
+        defaults: dict[str, DTypeLike] = {"f": "float32", "c": "complex64"}
         dtype = defaults.get(array.dtype.kind, array.dtype)
     kind = as_dtype(array.dtype if dtype is None else dtype)
-    result = _empty(array.shape, kind, device)
+    layout = Layout.contiguous(array.shape, kind.itemsize)
+    result = Tensor(Storage.allocate(layout.numel * kind.itemsize, memory(device)), layout, kind)
     with np.errstate(all="ignore"):
-        _fill(result, kind.encode(array))
+        result.storage.write(layout, kind, kind.encode(array).copy())
     return result.requires_grad_(requires_grad)
 
 
@@ -58,38 +59,26 @@ def from_buffer(
         storage = Storage(buffer, space)
     else:
         storage = Storage.allocate(buffer.nbytes, space, phase=buffer.ctypes.data % 64)
-        storage.write(Layout.contiguous(buffer.shape, 1), uint8, buffer.copy())
+        storage.write(Layout.contiguous(buffer.shape, 1), as_dtype("uint8"), buffer.copy())
     return Tensor(storage, Layout(tuple(shape), tuple(strides), offset, kind.itemsize), kind)
 
 
 def full(
-    shape: Sequence[int],
-    value: complex,
-    dtype: DTypeLike = float32,
-    device: str = "cpu",
-    requires_grad: bool = False,
+    shape: Sequence[int], value: complex, dtype: DTypeLike = "float32", device: str = "cpu", requires_grad: bool = False
 ) -> Tensor:
     """Give a dense tensor of one value."""
-    kind = as_dtype(dtype)
-    result = _empty(shape, kind, device)
-    _fill(result, kind.encode(np.asarray(value)))
-    return result.requires_grad_(requires_grad)
+    return tensor(np.full(shape, value), dtype, device, requires_grad)
 
 
-def zeros(shape: Sequence[int], dtype: DTypeLike = float32, device: str = "cpu", requires_grad: bool = False) -> Tensor:
+def zeros(
+    shape: Sequence[int], dtype: DTypeLike = "float32", device: str = "cpu", requires_grad: bool = False
+) -> Tensor:
     """Give a dense tensor of zeros."""
     return full(shape, 0, dtype, device, requires_grad)
 
 
-def ones(shape: Sequence[int], dtype: DTypeLike = float32, device: str = "cpu", requires_grad: bool = False) -> Tensor:
+def ones(
+    shape: Sequence[int], dtype: DTypeLike = "float32", device: str = "cpu", requires_grad: bool = False
+) -> Tensor:
     """Give a dense tensor of ones."""
     return full(shape, 1, dtype, device, requires_grad)
-
-
-def _fill(tensor: Tensor, values: Array) -> None:
-    tensor.storage.write(tensor.layout, tensor.dtype, values.copy())
-
-
-def _empty(shape: Sequence[int], dtype: DType, device: str) -> Tensor:
-    layout = Layout.contiguous(shape, dtype.itemsize)
-    return Tensor(Storage.allocate(layout.numel * dtype.itemsize, memory(device)), layout, dtype)

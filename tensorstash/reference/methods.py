@@ -8,7 +8,7 @@ from typing import Any
 
 from tensorstash.reference import ops
 from tensorstash.reference.autograd.engine import backward
-from tensorstash.reference.inplace import copy_, update
+from tensorstash.reference.inplace import update
 from tensorstash.reference.tensor import Tensor
 
 
@@ -21,15 +21,14 @@ def _in_place(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _backward(self: Tensor, gradient: Tensor | None = None, retain_graph: bool = False) -> None:
-    backward([self], [gradient], retain_graph=retain_graph)
+    backward(self, gradient, retain_graph=retain_graph)
 
 
 _BY_THEIR_NAME: tuple[Callable[..., Any], ...] = (
     *(ops.exp, ops.tanh, ops.sigmoid, ops.relu),
-    *(ops.clone, ops.contiguous, ops.astype, ops.to, copy_),
+    *(ops.clone, ops.contiguous, ops.astype, ops.to),
     *(ops.softmax, ops.sum_to, ops.matmul),
-    *(ops.transpose, ops.swap_last, ops.expand, ops.reshape, ops.split),
-    *(ops.as_layout, ops.as_strided),
+    *(ops.swap_last, ops.expand, ops.reshape, ops.split, ops.as_strided),
 )
 
 METHODS: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -37,13 +36,10 @@ METHODS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         **{operation.__name__: operation for operation in _BY_THEIR_NAME},
         "__add__": ops.add,
         "__radd__": ops.add,
-        "__iadd__": _in_place(ops.add),
         "__sub__": ops.sub,
         "__rsub__": _reflected(ops.sub),
-        "__isub__": _in_place(ops.sub),
         "__mul__": ops.mul,
         "__rmul__": ops.mul,
-        "__imul__": _in_place(ops.mul),
         "__truediv__": ops.div,
         "__rtruediv__": _reflected(ops.div),
         "__pow__": ops.power,
@@ -54,8 +50,7 @@ METHODS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "add_": _in_place(ops.add),
         "sub_": _in_place(ops.sub),
         "mul_": _in_place(ops.mul),
-        "fill_": copy_,
-        "sum": ops.reduce_sum,
+        "sum": ops.total,
         "backward": _backward,
     }
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from tensorstash.reference.autograd.graph import Meta
 from tensorstash.reference.autograd.primitive import Operand, Primitive, ViewPrimitive, primitive
 from tensorstash.reference.storage.dtypes import Array, DTypeLike, as_dtype
-from tensorstash.reference.storage.layout import BasicKey, Layout, Shape, resolve_axes, resolve_shape
+from tensorstash.reference.storage.layout import BasicKey, Layout, Shape, resolve_shape
 from tensorstash.reference.storage.memory import dense_copy
 from tensorstash.reference.tensor import Tensor
 
@@ -44,18 +44,16 @@ def _gelu(x: Array) -> Array:
 add = Primitive("add", lambda a, b: np.add(a, b), a=lambda g: g, b=lambda g: g)
 sub = Primitive("sub", lambda a, b: np.subtract(a, b), a=lambda g: g, b=lambda g: -g)
 mul = Primitive("mul", lambda a, b: np.multiply(a, b), a=lambda g, b: g * b, b=lambda g, a: g * a)
-div = Primitive(
-    "div", lambda a, b: np.true_divide(a, b), floating=True, a=lambda g, b: g / b, b=lambda g, a, b: -g * (a / (b * b))
-)
+div = Primitive("div", lambda a, b: np.true_divide(a, b), a=lambda g, b: g / b, b=lambda g, a, b: -g * (a / (b * b)))
 neg = Primitive("neg", lambda a: np.negative(a), a=lambda g: -g)
 power = Primitive(
     "power", lambda base, exponent: np.power(base, exponent), base=_base_gradient, exponent=_exponent_gradient
 )
-exp = Primitive("exp", lambda x: np.exp(x), floating=True, x=lambda g, out: g * out)
-tanh = Primitive("tanh", lambda x: np.tanh(x), floating=True, x=lambda g, out: g * (1 - out * out))
-sigmoid = Primitive("sigmoid", lambda x: 1 / (1 + np.exp(-x)), floating=True, x=lambda g, out: g * (out * (1 - out)))
+exp = Primitive("exp", lambda x: np.exp(x), x=lambda g, out: g * out)
+tanh = Primitive("tanh", lambda x: np.tanh(x), x=lambda g, out: g * (1 - out * out))
+sigmoid = Primitive("sigmoid", lambda x: 1 / (1 + np.exp(-x)), x=lambda g, out: g * (out * (1 - out)))
 relu = Primitive("relu", lambda x: np.maximum(x, 0), x=lambda g, out: g * (out > 0).astype(g.dtype))
-gelu = Primitive("gelu", _gelu, floating=True, x=_gelu_gradient)
+gelu = Primitive("gelu", _gelu, x=_gelu_gradient)
 gt = Primitive("gt", lambda a, b: np.greater(a, b))
 clone = Primitive("clone", lambda x: dense_copy(x), moves=True, x=lambda g: g)
 pack_contiguous = Primitive("pack_contiguous", lambda x: np.array(x, order="C"), moves=True, x=lambda g: g)
@@ -83,9 +81,9 @@ def astype(x: Tensor, dtype: DTypeLike) -> Tensor:
     return x if x.dtype is kind else cast(x, dtype=kind)
 
 
-def to(x: Tensor, device: str, *, copy: bool = False) -> Tensor:
-    """Give the tensor on a device, itself where it is there already, unless `copy`."""
-    return x if x.device == device and not copy else copy_to(x, device=device)
+def to(x: Tensor, device: str) -> Tensor:
+    """Give the tensor on a device, itself where it is there already."""
+    return x if x.device == device else copy_to(x, device=device)
 
 
 def contiguous(x: Tensor) -> Tensor:
@@ -97,7 +95,7 @@ def _place_back(g: Tensor, key: BasicKey, x_meta: Meta) -> Tensor:
     return place(g, key=key, shape=x_meta.shape)
 
 
-take_view = ViewPrimitive("take_view", lambda x, *, key: x.index(key), x=_place_back)
+take_view = ViewPrimitive("take_view", lambda x, *, key: x.viewed(lambda array: array[(*key, ...)]), x=_place_back)
 
 
 @primitive(x=lambda g, key: take_view(g, key=key))
@@ -127,7 +125,7 @@ def scatter_add(x: Array, index: Array, *, shape: Shape) -> Array:
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """Give a view for integers, slices, None and Ellipsis; a copy of rows for an index tensor.
+    """Give a view for integers, slices and None; a copy of rows for an index tensor.
 
     Raises:
         TypeError: the key holds anything else.
@@ -136,12 +134,9 @@ def getitem(x: Tensor, key: Any) -> Tensor:
         return gather(x, key)
     items = key if isinstance(key, tuple) else (key,)
     for item in items:
-        if not (item is None or item is Ellipsis or isinstance(item, int | slice)) or isinstance(item, bool):
-            raise TypeError(f"an index must be integers, slices, None and Ellipsis, or one tensor, got {item!r}")
+        if not (item is None or isinstance(item, int | slice)) or isinstance(item, bool):
+            raise TypeError(f"an index must be integers, slices and None, or one tensor, got {item!r}")
     return take_view(x, key=items)
-
-
-Axis: TypeAlias = "int | Sequence[int] | None"
 
 
 def _spread(g: Tensor, x_meta: Meta, axes: Shape) -> Tensor:
@@ -151,15 +146,6 @@ def _spread(g: Tensor, x_meta: Meta, axes: Shape) -> Tensor:
 
 
 fold_sum = Primitive("fold_sum", lambda x, *, axes: np.sum(x, axis=axes), x=_spread)
-
-
-def reduce_sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Give the sum."""
-    axes = resolve_axes(axis, x.ndim)
-    folded = fold_sum(x, axes=axes)
-    if not keepdims:
-        return folded
-    return folded.reshape(*(1 if axis in axes else size for axis, size in enumerate(x.shape)))
 
 
 def sum_to(x: Tensor, shape: Shape) -> Tensor:
@@ -177,8 +163,15 @@ def sum_to(x: Tensor, shape: Shape) -> Tensor:
     return fold_sum(x, axes=(*range(new), *repeated)).reshape(*shape)
 
 
+def total(x: Tensor) -> Tensor:
+    """Give the sum of all elements."""
+    return fold_sum(x, axes=tuple(range(x.ndim)))
+
+
 def _softmax_gradient(g: Tensor, out: Tensor, axis: int) -> Tensor:
-    return out * (g - reduce_sum(g * out, axis, keepdims=True))
+    kept = list(out.shape)
+    kept[axis] = 1
+    return out * (g - sum_to(g * out, tuple(kept)))
 
 
 def _softmax(x: Array, *, axis: int) -> Array:
@@ -186,7 +179,7 @@ def _softmax(x: Array, *, axis: int) -> Array:
     return np.asarray(powers / np.sum(powers, axis=axis, keepdims=True))
 
 
-scale_exponentials = Primitive("scale_exponentials", _softmax, floating=True, x=_softmax_gradient)
+scale_exponentials = Primitive("scale_exponentials", _softmax, x=_softmax_gradient)
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
@@ -210,29 +203,27 @@ def _permute_back(g: Tensor, axes: Sequence[int]) -> Tensor:
     return permute_axes(g, axes=[list(axes).index(axis) for axis in range(len(axes))])
 
 
-def _view_as(x: Layout, *, shape: Shape) -> Layout:
-    layout = x.reshape(shape)
-    assert layout is not None, "a tensor that is not dense is copied first"
-    return layout
-
-
-permute_axes = ViewPrimitive("permute_axes", lambda x, *, axes: x.permute(axes), x=_permute_back)
-expand_to = ViewPrimitive("expand_to", lambda x, *, shape: x.expand(shape), x=lambda g, x_meta: g.sum_to(x_meta.shape))
-view_as = ViewPrimitive("view_as", _view_as, x=lambda g, x_meta: g.reshape(*x_meta.shape))
+permute_axes = ViewPrimitive(
+    "permute_axes", lambda x, *, axes: x.viewed(lambda array: array.transpose(axes)), x=_permute_back
+)
+expand_to = ViewPrimitive(
+    "expand_to",
+    lambda x, *, shape: x.viewed(lambda array: np.broadcast_to(array, shape)),
+    x=lambda g, x_meta: g.sum_to(x_meta.shape),
+)
+view_as = ViewPrimitive(
+    "view_as",
+    lambda x, *, shape: Layout.contiguous(shape, x.itemsize, x.offset),
+    x=lambda g, x_meta: g.reshape(*x_meta.shape),
+)
+"""Of a dense tensor."""
 
 
 def _unknown(g: Tensor) -> Tensor:
-    raise NotImplementedError("the gradient through any strides, or through a write into a view; use clone()")
+    raise NotImplementedError("the gradient through any strides; use clone()")
 
 
 restride = ViewPrimitive("restride", lambda x, *, target: target, x=_unknown)
-replace_region = Primitive("replace_region", lambda x, value: x, moves=True, x=_unknown, value=_unknown)
-"""A tensor after something was written into a view of it."""
-
-
-def as_layout(x: Tensor, layout: Layout) -> Tensor:
-    """Give `layout` over the storage of `x`."""
-    return restride(x, target=layout)
 
 
 def as_strided(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor:
@@ -248,35 +239,28 @@ def as_strided(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: 
         ValueError: the layout leaves the storage.
     """
     start = x.offset if offset is None else offset
-    return as_layout(x, Layout(tuple(shape), tuple(strides), start, x.layout.itemsize))
-
-
-def transpose(x: Tensor, first: int, second: int) -> Tensor:
-    """Give a view with two dimensions exchanged."""
-    (one,), (two,) = resolve_axes(first, x.ndim), resolve_axes(second, x.ndim)
-    order = list(range(x.ndim))
-    order[one], order[two] = two, one
-    return permute_axes(x, axes=order)
+    return restride(x, target=Layout(tuple(shape), tuple(strides), start, x.layout.itemsize))
 
 
 def swap_last(x: Tensor) -> Tensor:
     """Give a view with the last two dimensions exchanged."""
-    return transpose(x, -2, -1)
+    return permute_axes(x, axes=[*range(x.ndim - 2), x.ndim - 1, x.ndim - 2])
 
 
 def expand(x: Tensor, *shape: int) -> Tensor:
-    """Give a view that repeats dimensions of size 1 with stride 0; -1 keeps a size."""
+    """Give a view that repeats dimensions of size 1 with stride 0."""
     return expand_to(x, shape=shape)
 
 
 def reshape(x: Tensor, *shape: int) -> Tensor:
     """Give a view of another shape of a dense tensor, else a copy."""
-    resolved = resolve_shape(shape, x.numel)
-    return view_as(x if x.layout.reshape(resolved) else contiguous(x), shape=resolved)
+    return view_as(contiguous(x), shape=resolve_shape(shape, x.numel))
 
 
 def _narrow(x: Tensor, axis: int, start: int, length: int) -> Tensor:
-    return x[(slice(None),) * axis + (slice(start, start + length),)]
+    key = [slice(None)] * x.ndim
+    key[axis] = slice(start, start + length)
+    return x[tuple(key)]
 
 
 def _first(g: Tensor, a_meta: Meta, axis: int) -> Tensor:
@@ -292,12 +276,10 @@ join = Primitive("join", lambda a, b, *, axis: np.concatenate((a, b), axis=axis)
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """Give tensors joined along a dimension."""
-    (at,) = resolve_axes(axis, tensors[0].ndim)
     first, *others = tensors
-    return reduce(lambda a, b: join(a, b, axis=at), others, first) if others else first.clone()
+    return reduce(lambda a, b: join(a, b, axis=axis), others, first) if others else first.clone()
 
 
 def split(x: Tensor, size: int, axis: int = 0) -> tuple[Tensor, ...]:
     """Give views of `size` along a dimension; the last may be smaller."""
-    (at,) = resolve_axes(axis, x.ndim)
-    return tuple(_narrow(x, at, start, size) for start in range(0, x.shape[at], size))
+    return tuple(_narrow(x, axis, start, size) for start in range(0, x.shape[axis], size))

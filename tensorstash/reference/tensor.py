@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorstash.reference.autograd.graph import Meta, Node, enable_grad, is_grad_enabled
-from tensorstash.reference.errors import DeviceError
+from tensorstash.reference.autograd.graph import Meta, Node, is_grad_enabled
+from tensorstash.reference.errors import DeviceError, InplaceError
 from tensorstash.reference.storage.dtypes import Array, DType, DTypeLike
 from tensorstash.reference.storage.layout import Layout, Shape
 from tensorstash.reference.storage.memory import Storage
@@ -28,8 +28,7 @@ class Tensor:
     """
 
     __slots__ = (
-        "__weakref__", "_epoch", "_node", "_requires_grad", "_root", "_untracked_view", "base", "dtype", "grad",
-        "layout", "storage",
+        "__weakref__", "_is_view", "_node", "_requires_grad", "_viewed", "base", "dtype", "grad", "layout", "storage",
     )  # fmt: skip
 
     __array_ufunc__ = None  # NumPy must leave `array * tensor` to the tensor
@@ -39,22 +38,18 @@ class Tensor:
         def _unary(self) -> Tensor: ...
         def _binary(self, other: Tensor | complex, /) -> Tensor: ...
         def _shaped(self, *shape: int) -> Tensor: ...
-        def _folded(self, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor: ...
 
-        __neg__ = exp = tanh = sigmoid = relu = clone = contiguous = swap_last = _unary
+        __neg__ = exp = tanh = sigmoid = relu = clone = contiguous = swap_last = sum = _unary
         __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = __gt__ = matmul = _binary
-        __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __iadd__ = __isub__ = __imul__ = _binary
-        add_ = sub_ = mul_ = copy_ = fill_ = _binary
-        transpose = expand = reshape = _shaped
-        sum = _folded
+        __radd__ = __rsub__ = __rmul__ = __rtruediv__ = add_ = sub_ = mul_ = _binary
+        expand = reshape = _shaped
 
         def __getitem__(self, key: Any) -> Tensor: ...
         def astype(self, dtype: DTypeLike) -> Tensor: ...
-        def to(self, device: str, *, copy: bool = False) -> Tensor: ...
+        def to(self, device: str) -> Tensor: ...
         def softmax(self, axis: int = -1) -> Tensor: ...
         def sum_to(self, shape: Shape) -> Tensor: ...
         def split(self, size: int, axis: int = 0) -> tuple[Tensor, ...]: ...
-        def as_layout(self, layout: Layout) -> Tensor: ...
         def as_strided(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor: ...
         def backward(self, gradient: Tensor | None = None, retain_graph: bool = False) -> None: ...
 
@@ -67,12 +62,10 @@ class Tensor:
         self.grad: Tensor | None = None
         # The tensor whose storage this one views: shows that memory belongs to a parameter.
         self.base: Tensor | None = None
-        # The tensor whose history an in-place write through this view must change; None: itself.
-        self._root: Tensor | None = None
-        self._untracked_view = False
+        self._is_view = False
+        # The history of the base when this view of it was made.
+        self._viewed: Node[Tensor] | None = None
         self._node: Node[Tensor] | None = None
-        # How often an in-place operation has replaced the history of this tensor (of the root, for a view).
-        self._epoch = 0
         self._requires_grad = False
 
     # Memory
@@ -150,9 +143,6 @@ class Tensor:
             raise TypeError("NumPy has no bfloat16; use .astype('float32').numpy() or .host_bits()")
         return self.host_bits()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return np.array(self.numpy(), dtype=dtype, copy=copy)
-
     def item(self) -> Any:
         """Give the only element as a Python number, from any device.
 
@@ -176,25 +166,27 @@ class Tensor:
 
     @property
     def node(self) -> Node[Tensor] | None:
-        """The node that a gradient of this tensor goes to; None if it requires none."""
-        self._follow_root()
+        """The node that a gradient of this tensor goes to; None if it requires none.
+
+        Raises:
+            InplaceError: an in-place operation has since replaced the history of the tensor that this one views.
+        """
+        if self._is_view and self.base is not None and self.base._node is not self._viewed:
+            raise InplaceError("a view is being used after an in-place operation on the viewed tensor; view it again")
         return AccumulateGrad(self) if self._node is None and self._requires_grad else self._node
 
     @property
     def grad_fn(self) -> Node[Tensor] | None:
         """The node that computed this tensor; None for a leaf."""
-        self._follow_root()
         return None if self.is_leaf else self._node
 
     @property
     def is_leaf(self) -> bool:
         """Whether no recorded operation computed this tensor."""
-        self._follow_root()
         return self._node is None or isinstance(self._node, AccumulateGrad)
 
     @property
     def requires_grad(self) -> bool:
-        self._follow_root()
         return self._requires_grad or self._node is not None
 
     @requires_grad.setter
@@ -227,31 +219,17 @@ class Tensor:
     def alias(self, node: Node[Tensor] | None) -> Tensor:
         """Give a new tensor over the same memory whose gradient goes to `node`."""
         other = Tensor(self.storage, self.layout, self.dtype)
-        other._node = node
+        other._node, other._is_view = node, self._is_view
         return other
 
-    def view_of(self, layout: Layout, *, tracked: bool) -> Tensor:
-        """Give a view without history; `tracked` views pass in-place writes on to their root's history."""
+    def view_of(self, layout: Layout) -> Tensor:
+        """Give a view without history."""
         view = Tensor(self.storage, layout, self.dtype)
-        root = self if self._root is None else self._root
         owner = self if self.base is None else self.base
-        if tracked and not root._untracked_view:
-            view._root, view._epoch, view.base = root, root._epoch, owner
-        else:
-            view._untracked_view, view.base = True, owner if owner.is_leaf else None
+        view._is_view = True
+        if is_grad_enabled() or owner.is_leaf:
+            view.base, view._viewed = owner, owner._node
         return view
-
-    def set_history(self, node: Node[Tensor] | None) -> None:
-        """Let an in-place operation replace the producer of this tensor; its views follow when next used."""
-        self._node = node
-        self._epoch += 1
-
-    def _follow_root(self) -> None:
-        root = self._root
-        if root is not None and self._epoch != root._epoch:
-            self._epoch = root._epoch
-            with enable_grad():
-                self._node = root.as_layout(self.layout)._node
 
     def become(self, other: Tensor) -> None:
         """Take over the memory of `other`, keeping identity and gradient state; for a leaf that moves devices."""

@@ -6,18 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.reference import InplaceError, Tensor, no_grad, tensor, zeros
-
-
-def test_views_share_the_version_of_their_storage() -> None:
-    x = zeros((2, 3))
-    row, alias = x[0], x.detach()
-    row.add_(1.0)
-    x[1, 2].fill_(5.0)
-    assert [ReferenceBackend().version(t) for t in (x, row, alias)] == [2, 2, 2]
-    assert x.tolist() == [[1.0, 1.0, 1.0], [0.0, 0.0, 5.0]]
-    assert ReferenceBackend().version(x.clone()) == 0
 
 
 def test_modified_saved_tensor_is_reported_with_both_versions() -> None:
@@ -38,9 +27,7 @@ def test_modified_saved_tensor_is_reported_with_both_versions() -> None:
     "modify",
     [
         lambda y: y.mul_(0.0),
-        lambda y: y[0:1].fill_(0),
-        lambda y: y.detach().add_(1.0),
-        lambda y: y.copy_(tensor([1.0, 1.0])),
+        lambda y: y.detach()[0:1].mul_(0.0),
     ],
 )
 def test_every_way_of_writing_to_a_saved_output_is_noticed(modify: Callable[[Tensor], object]) -> None:
@@ -52,18 +39,24 @@ def test_every_way_of_writing_to_a_saved_output_is_noticed(modify: Callable[[Ten
         z.backward()
 
 
-def test_leaf_that_requires_grad_is_refused_but_may_change_unrecorded() -> None:
+def test_leaves_that_require_grad_and_views_may_change_unrecorded_only() -> None:
     x = tensor([1.0, 2.0], requires_grad=True)
-    with pytest.raises(InplaceError, match="a leaf tensor that requires grad"):
-        x.add_(1.0)
-    with pytest.raises(InplaceError, match="a view of a leaf"):
-        x[0].fill_(3.0)
-    with pytest.raises(InplaceError):
-        zeros((2,)).requires_grad_().add_(1.0)
+    for target, kind in ((x, "a leaf tensor"), (x[0], "a view"), ((x * 1)[0], "a view")):
+        with pytest.raises(InplaceError, match=f"{kind}.* is being used in an in-place operation"):
+            target.add_(1.0)
     with no_grad():
-        x.add_(1.0)
-    assert x.tolist() == [2.0, 3.0]
+        x[0].add_(1.0)
+    assert x.tolist() == [2.0, 2.0]
     assert x.is_leaf
+
+
+def test_a_view_of_a_tensor_that_has_got_another_history_is_refused() -> None:
+    x = tensor([1.0, 2.0], requires_grad=True) * 1
+    view = x[0]
+    x.mul_(2.0)
+    with pytest.raises(InplaceError, match="view it again"):
+        view.exp()
+    assert x[0].exp().requires_grad
 
 
 def test_overlapping_memory_is_refused() -> None:
@@ -76,8 +69,5 @@ def test_overlapping_memory_is_refused() -> None:
 def test_result_must_fit_in_shape_and_type() -> None:
     with pytest.raises(ValueError, match="does not fit"):
         zeros((1, 3)).add_(zeros((2, 3)))
-    with pytest.raises(ValueError, match="float32 cannot be stored as int64"):
+    with pytest.raises(TypeError, match=r"add got 0.5 and a tensor of int64"):
         zeros((2,), "int64").add_(0.5)
-    assert zeros((2,), "int64").fill_(2.5).tolist() == [2, 2]
-    narrow = zeros((2,), "float16").copy_(tensor([0.5, 1.0], "float64"))
-    assert (narrow.dtype.name, narrow.tolist()) == ("float16", [0.5, 1.0])

@@ -9,15 +9,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from asynchronous import asynchronous
-from shuffled import Shuffled
 
 import tensorstash.reference as ref
 from tensorstash.reference.storage import streams
 from tensorstash.reference.storage.streams import Stream, current_stream, use_stream
-from tensorstash.testing.labs.reference import ReferenceLab
-from tensorstash.testing.programs import attention
-
-LAB = ReferenceLab()
 
 
 class Lazy:
@@ -131,12 +126,3 @@ def test_the_current_stream_is_that_of_the_thread() -> None:
         assert current_stream("sim:1") is streams.default_stream("sim:1")
     assert found == [streams.default_stream("sim:0")]
     assert current_stream("sim:0") is streams.default_stream("sim:0")
-
-
-@pytest.mark.parametrize("schedule", [Shuffled(0), Shuffled(1, 0.95), Lazy()])
-def test_programs_train_the_same_under_any_schedule(schedule: streams.Schedule) -> None:
-    expected = attention(LAB, "sim:0")
-    with asynchronous(schedule):
-        got = attention(LAB, "sim:0")
-    for name, array in got.items():
-        assert np.array_equal(array, expected[name]), name

@@ -106,7 +106,8 @@ class Producers(recipes.Producers[Tensor]):
             if made.shape != spec.shape or made.dtype.name != spec.dtype:
                 raise ValueError(f"made {made.dtype.name}{made.shape}, expected {spec}")
             whole = laid_out(np.empty(spec.order.shape, spec.carrier), spec)
-            return whole.copy_(made)
+            whole.storage.write(whole.layout, whole.dtype, made.carriers())
+            return whole
 
     def part(self, whole: Tensor, spec: TensorSpec, /) -> Tensor:
         with no_grad():

@@ -51,13 +51,6 @@ def no_grad() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def enable_grad() -> Iterator[None]:
-    """Record operations of this thread for one scope, also inside `no_grad`; also a decorator."""
-    with set_grad_enabled(True):
-        yield
-
-
 def hook_stack() -> list[Any]:
     """Give this thread's stack of saved-tensor hooks, innermost last."""
     return _thread.hooks

@@ -28,7 +28,7 @@ import numpy as np
 from tensorstash.reference.autograd.graph import Meta, Node, is_grad_enabled
 from tensorstash.reference.autograd.saved import SavedTensor
 from tensorstash.reference.errors import DeviceError
-from tensorstash.reference.storage.dtypes import Array, DType, as_dtype, float32, promote_number
+from tensorstash.reference.storage.dtypes import Array, DType, as_dtype
 from tensorstash.reference.storage.layout import Layout
 from tensorstash.reference.storage.memory import adopt_array, memory
 from tensorstash.reference.storage.streams import driver
@@ -36,6 +36,8 @@ from tensorstash.reference.tensor import Tensor
 
 Formula: TypeAlias = Callable[..., "Tensor | None"]
 Operand: TypeAlias = "Tensor | complex"
+_KINDS = "biufc"
+"""Of element types: a number takes the type of a tensor whose kind stands no further left than its own."""
 
 
 class Operation:
@@ -130,16 +132,13 @@ class Primitive(Operation):
         kernel: from operand arrays (positional) and attributes (keyword-only) to an array. An attribute named
             ``dtype`` or ``device`` is that of the result.
         moves: the kernel moves stored elements bit for bit, and so sees carriers, not compute elements.
-        floating: integers are promoted to float32 first.
         formulas: gradient of each differentiable operand.
     """
 
-    def __init__(
-        self, name: str, kernel: Callable[..., Any], *, moves: bool = False, floating: bool = False, **formulas: Formula
-    ) -> None:
+    def __init__(self, name: str, kernel: Callable[..., Any], *, moves: bool = False, **formulas: Formula) -> None:
         super().__init__(name, kernel, formulas)
-        self._moves, self._floating = moves, floating
-        # Those that take part in type promotion: the ones with a formula, or all if none has one.
+        self._moves = moves
+        # Those that have the type of the result: the ones with a formula, or all if none has one.
         self._is_data = [not formulas or operand in formulas for operand in self.operands]
 
     def __get__(self, tensor: Tensor | None, owner: type | None = None) -> Callable[..., Tensor]:
@@ -151,7 +150,7 @@ class Primitive(Operation):
 
         Raises:
             DeviceError: the operands lie on different devices.
-            TypeError: they are of different element types.
+            TypeError: they are of different element types, or a number is not of the tensors'.
         """
         space = memory(attributes.get("device") or _common_device(self.__name__, operands))
         common = self._common_dtype(operands)
@@ -179,13 +178,11 @@ class Primitive(Operation):
         dtypes = {x.dtype.name: x.dtype for x in data if isinstance(x, Tensor)}
         if len(dtypes) > 1:
             raise TypeError(f"{self.__name__} got tensors of {' and '.join(dtypes)}; use astype() on all but one")
-        common = next(iter(dtypes.values()), None)
-        for operand in data:
-            if not isinstance(operand, Tensor):
-                common = promote_number(common, _number(operand))
-        if common is None:
-            raise TypeError(f"{self.__name__} needs a tensor")
-        return float32 if self._floating and not common.is_differentiable else common
+        common = next(iter(dtypes.values()))
+        for number in (_number(x) for x in data if not isinstance(x, Tensor)):
+            if _KINDS.index(np.asarray(number).dtype.kind) > _KINDS.index(common.compute.kind):
+                raise TypeError(f"{self.__name__} got {number!r} and a tensor of {common}; use astype() on the tensor")
+        return common
 
     def _array(self, is_data: bool, operand: Any, stored: Array | None, common: DType) -> Array:
         if not is_data:
@@ -220,13 +217,13 @@ class ViewPrimitive(Operation):
 
     def __call__(self, operand: Tensor, **attributes: Any) -> Tensor:
         """Make the view, and record it if the operand requires grad."""
-        view = operand.view_of(self.function(operand.layout, **attributes), tracked=is_grad_enabled())
+        view = operand.view_of(self.function(operand.layout, **attributes))
         return self.record((operand,), attributes, view)
 
 
 def primitive(*, moves: bool = False, **formulas: Formula) -> Callable[[Callable[..., Any]], Primitive]:
     """Make an operation of a NumPy kernel and its formulas; see the module's table for the names of a formula."""
-    return lambda kernel: Primitive(kernel.__name__, kernel, moves=moves, floating=False, **formulas)
+    return lambda kernel: Primitive(kernel.__name__, kernel, moves=moves, **formulas)
 
 
 def _number(operand: Any) -> complex:

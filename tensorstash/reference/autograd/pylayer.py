@@ -19,30 +19,24 @@ class PyLayerContext:
     """
 
     def __init__(self) -> None:
-        self._to_save: tuple[Any, ...] = ()
-        self._saved: tuple[Any, ...] = ()
+        self._to_save: tuple[Tensor, ...] = ()
+        self._saved: tuple[SavedTensor, ...] = ()
         self._node: weakref.ref[Node[Tensor]] | None = None
 
-    def save_for_backward(self, *tensors: Any) -> None:
+    def save_for_backward(self, *tensors: Tensor) -> None:
         """Save inputs, outputs or intermediate tensors; hooks run when ``forward`` has returned.
 
         Call it at most once, in ``forward``.
 
-        Args:
-            tensors: tensors and None.
-
         Raises:
-            TypeError: something else was given.
+            TypeError: something else than tensors was given.
         """
         for item in tensors:
-            if item is not None and not isinstance(item, Tensor):
-                raise TypeError(
-                    f"save_for_backward takes tensors and None, got {type(item).__name__}; keep other values as "
-                    "attributes of ctx"
-                )
+            if not isinstance(item, Tensor):
+                raise TypeError(f"save_for_backward takes tensors, got {type(item).__name__}; set attributes of ctx")
         self._to_save = tensors
 
-    def saved_tensor(self) -> tuple[Any, ...]:
+    def saved_tensor(self) -> tuple[Tensor, ...]:
         """Give the saved tensors, unpacking them anew at each call; ``()`` if nothing was.
 
         Raises:
@@ -52,15 +46,14 @@ class PyLayerContext:
         if self._node is None:
             return self._to_save
         node = self._node()
-        return tuple(None if saved is None else saved.unpack(node) for saved in self._saved)
+        return tuple(saved.unpack(node) for saved in self._saved)
 
 
 class PyLayer:
     """An operation with its own derivative: subclass it and define two static methods.
 
-    ``forward(ctx, *args)`` runs unrecorded and returns a tensor. An input that it returns comes out as another tensor
-    over the same memory. ``backward(ctx, gradient)`` returns one gradient per tensor among the arguments, None for
-    zero. Written in differentiable operations, it can be differentiated again.
+    ``forward(ctx, *args)`` runs unrecorded and returns a new tensor. ``backward(ctx, gradient)`` returns one gradient
+    per tensor among the arguments, None for zero. Written in differentiable operations, it can be differentiated again.
 
     >>> from tensorstash.reference import tensor
     >>> class Tanh(PyLayer):
@@ -95,6 +88,7 @@ class PyLayer:
 
         Raises:
             InplaceError: ``forward`` wrote to an input in place while gradients are recorded.
+            ValueError: it returned an input.
         """
         inputs = [x for x in args if isinstance(x, Tensor)]
         versions = [x._version for x in inputs]
@@ -105,6 +99,8 @@ class PyLayer:
             return result
         if versions != [x._version for x in inputs]:
             raise InplaceError(f"{cls.__name__}.forward wrote to its input in place; write to a clone() of it")
+        if any(result is x for x in inputs):
+            raise ValueError(f"{cls.__name__}.forward returned its input; return a clone() of it")
         return _record(cls, ctx, inputs, result)
 
 
@@ -144,31 +140,13 @@ class PyLayerNode(Node[Tensor]):
 
     def release(self) -> None:
         for saved in self._context._saved:
-            if saved is not None:
-                saved.release()
+            saved.release()
 
 
 def _record(layer: type[PyLayer], ctx: PyLayerContext, inputs: Sequence[Tensor], result: Tensor) -> Tensor:
     node = PyLayerNode(layer, ctx, inputs)
-
-    def save(tensor: Tensor) -> SavedTensor:
-        is_output = tensor is result and not any(tensor is x for x in inputs)
-        return SavedTensor(tensor, is_output=is_output)
-
-    ctx._saved = tuple(None if item is None else save(item) for item in ctx._to_save)
+    ctx._saved = tuple(SavedTensor(tensor, is_output=tensor is result) for tensor in ctx._to_save)
     ctx._node = weakref.ref(node)
     ctx._to_save = ()  # The context lives as long as the node and must hold no tensor but the saved ones.
-    return _output(result, node if result.dtype.is_differentiable else None)
-
-
-def _output(tensor: Tensor, node: Node[Tensor] | None) -> Tensor:
-    """Give the user's tensor for the one that ``forward`` returned: its memory with the history of the node.
-
-    The returned object itself stays without history, so whatever the context holds of it closes no cycle.
-    """
-    if tensor.requires_grad or tensor._untracked_view:
-        output = tensor.view_of(tensor.layout, tracked=False)
-    else:
-        output = tensor.alias(None)
-    output._node = node
-    return output
+    # The returned object itself stays without history, so whatever the context holds of it closes no cycle.
+    return result.alias(node if result.dtype.is_differentiable else None)

@@ -70,13 +70,7 @@ def _table() -> dict[str, DType]:
 DTYPES = MappingProxyType(_table())
 """Every element type by name."""
 
-bool_, uint8, int8, int16, int32, int64 = (DTYPES[n] for n in ["bool", "uint8", "int8", "int16", "int32", "int64"])
-float16, bfloat16, float32, float64 = (DTYPES[n] for n in ["float16", "bfloat16", "float32", "float64"])
-complex64, complex128 = DTYPES["complex64"], DTYPES["complex128"]
-
 DTypeLike: TypeAlias = "DType | str | np.dtype[Any] | type[Any]"
-
-_CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
 
 
 def as_dtype(value: DTypeLike) -> DType:
@@ -94,18 +88,3 @@ def as_dtype(value: DTypeLike) -> DType:
     if name not in DTYPES:
         raise TypeError(f"no element type {name!r}; expected one of {', '.join(DTYPES)}")
     return DTYPES[name]
-
-
-def promote_number(dtype: DType | None, number: complex) -> DType:
-    """Give the type in which a tensor of `dtype` meets a Python number, which only lifts the category."""
-    rank = 0 if isinstance(number, bool) else 1 if isinstance(number, int) else 2 if isinstance(number, float) else 3
-    if dtype is not None and _CATEGORY[dtype.compute.kind] >= rank:
-        return dtype
-    if rank == 3 and dtype is float64:
-        return complex128
-    return (bool_, int64, float32, complex64)[rank]
-
-
-def can_store(source: DType, target: DType) -> bool:
-    """Tell whether an in-place operation may write `source` results into a `target` tensor."""
-    return _CATEGORY[source.compute.kind] <= _CATEGORY[target.compute.kind]

@@ -9,7 +9,6 @@ from types import EllipsisType
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_tuple
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
@@ -97,34 +96,12 @@ class Layout:
             reach += (size - 1) * stride
         return False
 
-    def permute(self, axes: Sequence[int]) -> Layout:
-        return self._viewed(lambda array: array.transpose(axes))
-
-    def expand(self, shape: Sequence[int]) -> Layout:
-        """Repeat dimensions of size 1 with stride 0; -1 keeps a size."""
-        old = self.shape[::-1]
-        sizes = [old[place] if size == -1 and place < len(old) else size for place, size in enumerate(shape[::-1])]
-        return self._viewed(lambda array: np.broadcast_to(array, sizes[::-1]))
-
-    def index(self, key: BasicKey) -> Layout:
-        """Apply integers, slices, None and one Ellipsis, as NumPy does.
-
-        Raises:
-            IndexError: the key does not fit the shape.
-        """
-        return self._viewed(lambda array: array[key if Ellipsis in key else (*key, ...)])
-
-    def _viewed(self, view: Callable[[Array], Array]) -> Layout:
+    def viewed(self, view: Callable[[Array], Array]) -> Layout:
         """Return the layout that NumPy gives a view of an array of this one."""
         nowhere = as_strided(np.empty(1, f"V{self.itemsize}"), self.shape, self.byte_strides)  # is never read
         found = view(nowhere)
         start = self.offset + found.ctypes.data - nowhere.ctypes.data if found.size else self.offset
         return Layout(found.shape, tuple(step // self.itemsize for step in found.strides), start, self.itemsize)
-
-    def reshape(self, shape: Shape) -> Layout | None:
-        """Give the layout of the same elements under `shape`, or None where they are not dense."""
-        is_dense = self.numel == 0 or self.is_contiguous
-        return Layout.contiguous(shape, self.itemsize, self.offset) if is_dense else None
 
 
 def resolve_shape(shape: Sequence[int], numel: int) -> Shape:
@@ -134,12 +111,3 @@ def resolve_shape(shape: Sequence[int], numel: int) -> Shape:
         ValueError: `shape` cannot hold `numel` elements.
     """
     return np.broadcast_to(np.int8(0), numel).reshape(shape).shape
-
-
-def resolve_axes(axis: int | Sequence[int] | None, ndim: int) -> Shape:
-    """Give `axis` as a tuple of non-negative axes; None means all of them.
-
-    Raises:
-        ValueError: an axis is out of range (also an IndexError) or named twice.
-    """
-    return normalize_axis_tuple(range(ndim) if axis is None else axis, ndim)

@@ -67,6 +67,11 @@ class ReferenceLab(Lab):
         observed: Tensor = _Observe.apply(tensor, sink, *saved)
         return observed
 
+    def add_(self, tensor: Tensor, value: float) -> None:
+        # The engine writes through a view only where nothing is recorded.
+        with reference.set_grad_enabled(not tensor.is_leaf and tensor.base is None):
+            tensor.add_(value)
+
     def write_unversioned(self, tensor: Tensor, value: float) -> None:
         tensor.carriers()[...] = tensor.dtype.encode(np.asarray(value))
 
