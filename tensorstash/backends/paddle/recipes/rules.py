@@ -74,15 +74,8 @@ _DROPOUT = "DropoutGradNode"
 _RULES = (
     Rule("mul", "MultiplyGradNode", 2, paddle.multiply),
     Rule("add", "AddGradNode", 2, paddle.add),
-    Rule("sub", "SubtractGradNode", 2, paddle.subtract),
-    Rule("div", "DivideGradNode", 2, paddle.divide),
-    Rule("rsqrt", "RsqrtGradNode", 1, paddle.rsqrt),
-    Rule("clone", "AssignGradNode", 1, paddle.assign),
     Rule("relu", "ReluGradNode", 1, F.relu),
-    Rule("tanh", "TanhGradNode", 1, paddle.tanh),
-    Rule("sigmoid", "SigmoidGradNode", 1, F.sigmoid),
     Rule("silu", "SiluGradNode", 1, F.silu),
-    Rule("silu", "SwishGradNode", 1, F.swish),
     Rule("glu", "SwigluGradNode", 2, _operators.swiglu),
     Rule("gelu", "GeluGradNode", 1, lambda *given: F.gelu(given[-1], *given[:-1]), has_settings=True),
     Rule(
