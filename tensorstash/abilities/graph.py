@@ -54,10 +54,10 @@ class SupportsRecording(Protocol):
 
 
 @runtime_checkable
-class SupportsDemand(Protocol):
+class SupportsDemand(Protocol[T_contra]):
     """A backend whose framework tells inside ``pack`` which operation saves."""
 
-    def demand(self) -> Demand:
+    def demand(self, tensor: T_contra, /) -> Demand:
         """Return how exactly the operation that saves the tensor being packed has to get it back."""
 
 

@@ -71,9 +71,7 @@ class Search:
             raise NoRecipe("deeper than depth")
         return rule
 
-    def call(
-        self, rule: Any, settings: tuple[Hashable, ...], operands: Sequence[tuple[Any, int]]
-    ) -> tuple[Call, int]:
+    def call(self, rule: Any, settings: tuple[Hashable, ...], operands: Sequence[tuple[Any, int]]) -> tuple[Call, int]:
         """Return one operation and how many are run for it, its operands' among them.
 
         Args:

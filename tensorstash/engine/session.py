@@ -288,7 +288,7 @@ class Session(Generic[T]):
         memory: tuple[Hashable, int] | None = None,
     ) -> Handle:
         if self._demand is not None and not isinstance(place, str) and not place.is_lossless:
-            place = self._way(spec, self._demand())[1]
+            place = self._way(spec, self._demand(tensor))[1]
         if isinstance(place, str):
             return self._keep(tensor, place, spec.nbytes)
         if spec.nbytes < self._min_bytes:
