@@ -18,9 +18,9 @@ from tensorstash.backends.paddle.packed import Settings
 from tensorstash.backends.paddle.readers import demand
 from tensorstash.backends.paddle.recipes import settings
 from tensorstash.backends.paddle.recipes.producers import Producers
-from tensorstash.backends.paddle.repairs import backward, foreign_hooks, pylayer, surroundings, writers
+from tensorstash.backends.paddle.repairs import backward, foreign_hooks, pylayer, writers
+from tensorstash.backends.paddle.repairs.autocast import without_autocast
 from tensorstash.backends.paddle.repairs.foreign_hooks import checked
-from tensorstash.backends.paddle.repairs.surroundings import without_autocast
 from tensorstash.backends.paddle.storage import release_storages, token_of, version_probe
 from tensorstash.errors import ConfigError
 from tensorstash.protocols import Demand, Undo
@@ -29,7 +29,7 @@ from tensorstash.protocols import Demand, Undo
 _STACK = HookStack()
 
 backward.repair()
-for _each in (pylayer, foreign_hooks, surroundings, writers, settings):
+for _each in (pylayer, foreign_hooks, writers, settings):
     _each.repair(_STACK)
 
 # Parameters are the process's, too.
