@@ -21,7 +21,7 @@ from tensorstash.backends.paddle.recipes.producers import Producers
 from tensorstash.backends.paddle.repairs import backward, foreign_hooks, pylayer, writers
 from tensorstash.backends.paddle.repairs.autocast import without_autocast
 from tensorstash.backends.paddle.repairs.foreign_hooks import checked
-from tensorstash.backends.paddle.storage import release_storages, token_of, version_probe
+from tensorstash.backends.paddle.storage import token_of, version_probe
 from tensorstash.errors import ConfigError
 from tensorstash.protocols import Demand, Undo
 
@@ -110,11 +110,6 @@ class PaddleBackend:
         spec = self.spec(tensor)
         start = spec.order.lowest(spec)
         return (object() if scope is None else token_of(tensor, scope.recent)), start
-
-    def release_storages(self, most_bytes: int, /) -> None:
-        scope = _STACK.current()
-        if scope is not None:
-            release_storages(scope.recent, most_bytes)
 
     def demand(self, tensor: Tensor, /) -> Demand:
         scope = _STACK.current()
