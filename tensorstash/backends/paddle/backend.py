@@ -42,7 +42,7 @@ class PaddleBackend:
 
     Hooks here nest, belong to a thread, and keep the in-place check; see the modules beside this one for Paddle's
     faults and their repairs. A few functions of Paddle are replaced by ones that call them, and that do nothing else
-    where no scope is in force.
+    where no hooks are in force.
 
     Copies to and from devices make the program wait. They were tried on a simulated device, never on a GPU.
 
