@@ -20,9 +20,6 @@ from tensorstash.backends.paddle.packed import Settings
 from tensorstash.backends.readers import listed
 from tensorstash.protocols import Demand
 
-PYLAYER = "PyLayer"
-"""The name of a reader that is a user's ``PyLayer``."""
-
 _NEAR, _FAR = 24, 96
 """Numbers of frames to look at; the second where the first were not enough."""
 
@@ -34,8 +31,8 @@ def reader() -> str | None:
     inside ``pack``; about 6 microseconds, and a millisecond more the first time that an operator is met.
 
     Returns:
-        The name, :data:`PYLAYER`, or None if it cannot be told: outside of operators, for operators that are not
-        Paddle's own, or on a system that cannot look up its stack.
+        The name, or None if it cannot be told: outside of operators, such as for a user's ``PyLayer``, for operators
+        that are not Paddle's own, or on a system that cannot look up its stack.
     """
     process = _process()
     if process is None:
@@ -57,7 +54,7 @@ def reader() -> str | None:
 def demand(tensor: Tensor, settings: Settings | None) -> Demand:
     """Return the demand of the reader of the tensor being packed; called inside ``pack``, as :func:`reader`.
 
-    Unknown and untried readers, a ``PyLayer`` too, get the exact tensor. A norm saves large inputs and small statistics
+    Unknown and untried readers get the exact tensor. A norm saves large inputs and small statistics
     alike, and needs them differently exactly.
 
     Args:
@@ -115,8 +112,6 @@ _NAMED: dict[int | None, str] = {}
 
 _MANGLED = re.compile(rb"_Z(?:N6sparse)?(\d+)")
 
-_PYLAYER_APPLY = b"pylayer_method_apply"
-
 
 def _node_name(symbol: bytes) -> str:
     """Return the name of the node that a C++ function makes.
@@ -126,8 +121,6 @@ def _node_name(symbol: bytes) -> str:
     >>> _node_name(b"_ZN6sparse12relu_ad_funcERKN6paddle6TensorE"), _node_name(b"_PyEval_EvalFrameDefault")
     ('ReluSparseGradNode', '')
     """
-    if _PYLAYER_APPLY in symbol:
-        return PYLAYER
     found = _MANGLED.match(symbol)
     if found is None:
         return ""
