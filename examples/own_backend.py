@@ -33,6 +33,9 @@ class TinyBackend:
     ) -> AbstractContextManager[None]:
         return saved_hooks(pack, unpack)
 
+    def is_recording(self) -> bool:
+        return True  # there is no way to switch it off
+
     def keep_reason(self, tensor: Tensor, /) -> str | None:
         return "leaf" if tensor.operation is None else None  # leaves stay alive anyway: gradients arrive there
 

@@ -34,7 +34,7 @@ def saved_tensors_hooks(
 ) -> AbstractContextManager[None]:
     """Install a pack/unpack pair of your own, with the same meaning on every framework.
 
-    Pairs are per thread and nest: the innermost runs. On Paddle only this lets pairs nest, puts exact
+    Pairs are per thread and nest: the innermost runs. On Paddle this lets pairs nest, puts exact
     layouts back, and frees the result of ``pack_hook`` when backward is done with it.
 
     Args:

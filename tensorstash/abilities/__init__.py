@@ -20,9 +20,7 @@ from tensorstash.abilities.graph import (
     SupportsGraph,
     SupportsImagining,
     SupportsMemoryUse,
-    SupportsRecording,
     SupportsSharedMemory,
-    SupportsStorageRelease,
 )
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe, SupportsProducers
 
@@ -45,7 +43,5 @@ __all__ = [
     "SupportsImagining",
     "SupportsMemoryUse",
     "SupportsProducers",
-    "SupportsRecording",
     "SupportsSharedMemory",
-    "SupportsStorageRelease",
 ]

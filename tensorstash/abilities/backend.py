@@ -57,6 +57,9 @@ class Backend(Protocol[T]):
             BackendError: at its end: hooks that were entered inside are still in force.
         """
 
+    def is_recording(self) -> bool:
+        """Whether this thread records its operations, so that autograd saves tensors."""
+
     def keep_reason(self, tensor: T, /) -> str | None:
         """Say why the tensor must be kept as it is, or return None if it can be stashed.
 

@@ -46,18 +46,10 @@ class SupportsImagining(Protocol):
 
 
 @runtime_checkable
-class SupportsRecording(Protocol):
-    """A backend whose framework can be told to record no gradients, as for evaluation."""
-
-    def is_recording(self) -> bool:
-        """Whether this thread records its operations, so that autograd saves tensors."""
-
-
-@runtime_checkable
-class SupportsDemand(Protocol):
+class SupportsDemand(Protocol[T_contra]):
     """A backend whose framework tells inside ``pack`` which operation saves."""
 
-    def demand(self) -> Demand:
+    def demand(self, tensor: T_contra, /) -> Demand:
         """Return how exactly the operation that saves the tensor being packed has to get it back."""
 
 
@@ -89,14 +81,6 @@ class SupportsSharedMemory(Protocol[T_co]):
 
         Both are layouts of the same block of memory, with the same lazy flags.
         """
-
-
-@runtime_checkable
-class SupportsStorageRelease(Protocol):
-    """A backend that has to hold memory to know it again when it is saved once more."""
-
-    def release_storages(self, most_bytes: int, /) -> None:
-        """Release the oldest saved tensors beyond so many bytes; the newest may be larger, unless it is 0."""
 
 
 @runtime_checkable

@@ -71,16 +71,13 @@ class Search:
             raise NoRecipe("deeper than depth")
         return rule
 
-    def call(
-        self, rule: Any, settings: tuple[Hashable, ...], operands: Sequence[tuple[Any, int]], weight: int = 1
-    ) -> tuple[Call, int]:
+    def call(self, rule: Any, settings: tuple[Hashable, ...], operands: Sequence[tuple[Any, int]]) -> tuple[Call, int]:
         """Return one operation and how many are run for it, its operands' among them.
 
         Args:
             rule: of the operation.
             settings: as it takes them.
             operands: with the number of operations behind each.
-            weight: how many operations this one counts as; nothing for a view.
 
         Raises:
             NoRecipe: these are too many.
@@ -91,8 +88,7 @@ class Search:
             given.append(operand)
             if behind > levels:
                 levels = behind
-        if not rule.is_view:
-            levels += weight
+        levels += not rule.is_view
         if levels > self._depth:
             raise NoRecipe("deeper than depth")
         return Call(rule, settings, tuple(given)), levels

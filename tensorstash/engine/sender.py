@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-from tensorstash.abilities import Backend, SupportsStorageRelease
 from tensorstash.engine.content import Content
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import Places
@@ -21,11 +20,9 @@ class Sender:
 
     Args:
         limits: byte budgets and the timeout.
-        backend: the framework's adapter.
     """
 
-    def __init__(self, limits: Limits, backend: Backend[Any]) -> None:
-        self._release_storages = backend.release_storages if isinstance(backend, SupportsStorageRelease) else None
+    def __init__(self, limits: Limits) -> None:
         self.shares = Shares()
         """The bytes that may be on their way, where the limits do not say so."""
         self.writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
@@ -76,8 +73,6 @@ class Sender:
             if content.reading is not None and not places.suits(content):
                 continue
             place, nbytes = content.place, content.nbytes
-            if self._release_storages is not None:
-                self._release_storages(self.in_flight.limit)
             if not place.needs_worker:
                 content.launch()
                 continue

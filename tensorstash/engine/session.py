@@ -7,14 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
-from tensorstash.abilities import (
-    Backend,
-    Readers,
-    Region,
-    SupportsDemand,
-    SupportsGraph,
-    SupportsRecording,
-)
+from tensorstash.abilities import Backend, Readers, Region, SupportsDemand, SupportsGraph
 from tensorstash.engine.advice import JUDGED_ENTRIES, Adviser
 from tensorstash.engine.checkpoints import Border, by_treatment, judge_regions
 from tensorstash.engine.content import Content
@@ -86,7 +79,7 @@ class Session(Generic[T]):
         new_recomputer: NewRecomputer | None = None,
     ) -> None:
         self.policy, self.backend, self.limits, self._min_bytes = policy, backend, limits, min_bytes
-        self.sender = Sender(limits, backend)
+        self.sender = Sender(limits)
         alternatives = [plan.rest for plan in policy.alternatives()]
         only_keeps = all(plan.keeps for plan in alternatives)
         self._only_keeps = only_keeps and new_recomputer is None and budget is None
@@ -158,8 +151,7 @@ class Session(Generic[T]):
             self.sender.start(self._residency.leaving(all_of_them=True), self.places)
         judge_regions(self.adviser, self.regions.values())
         self.sender.entry_ended(self.state.ledger.saved_bytes)
-        is_recording = not isinstance(self.backend, SupportsRecording) or self.backend.is_recording()
-        if is_recording and self.adviser.entry_ended():
+        if self.backend.is_recording() and self.adviser.entry_ended():
             self.adviser.judge(self.state.ledger.snapshot())
 
     def module(self, name: str) -> AbstractContextManager[None]:
@@ -288,7 +280,7 @@ class Session(Generic[T]):
         memory: tuple[Hashable, int] | None = None,
     ) -> Handle:
         if self._demand is not None and not isinstance(place, str) and not place.is_lossless:
-            place = self._way(spec, self._demand())[1]
+            place = self._way(spec, self._demand(tensor))[1]
         if isinstance(place, str):
             return self._keep(tensor, place, spec.nbytes)
         if spec.nbytes < self._min_bytes:

@@ -14,7 +14,6 @@ RULES = (
     "batch_norm",
     "cast",
     "clone",
-    "div",
     "dropout",
     "embedding",
     "gelu",
@@ -23,15 +22,8 @@ RULES = (
     "masks",
     "mul",
     "narrow",
-    "neg",
-    "pow",
     "relu",
-    "rms_norm",
-    "rsqrt",
-    "sigmoid",
     "silu",
-    "sub",
-    "tanh",
 )
 """The rules that are built in; each backend has those that its framework can follow."""
 
@@ -51,8 +43,7 @@ class Recompute(Policy):
 
     Args:
         ops: names of the rules to use, of :data:`RULES` or of plug-ins; None for all.
-        depth: most operations that are run one after the other for one tensor, 1 or more; a slow one, such as a power,
-            counts as several.
+        depth: most operations that are run one after the other for one tensor, 1 or more.
         verify: ``"first"``, or ``"always"`` to make every tensor again at once and compare it, for tests.
 
     Raises:

@@ -88,11 +88,9 @@ OPERATIONS = {
         "gelu": lambda f, u: f.gelu(u),
         "silu": lambda f, u: f.silu(u),
         "relu": lambda f, u: f.relu(u),
-        "tanh": lambda _, u: u.tanh(),
         "layer_norm": lambda f, u: f.layer_norm(u, (WIDTH,), WEIGHT),
         "batch_norm": lambda f, u: f.batch_norm(u, None, None, training=True),
         "dropout": lambda f, u: f.dropout(u * u, 0.25),
-        "power": lambda _, u: (u * u + 1.0).rsqrt() - u**3,
         "cast": lambda _, u: (u * u).to(torch.float64).to(torch.float32),
     },
     "paddle": {
@@ -100,7 +98,6 @@ OPERATIONS = {
         "add": lambda f, u: u + f.silu(u),
         "silu": lambda f, u: f.silu(u),
         "gelu": lambda f, u: f.gelu(u),
-        "sub": lambda _, u: u - u * u,
     },
 }
 
@@ -125,7 +122,7 @@ def gradients(framework, around, operation, edit):
             if number == EDITED and edit is not None:
                 with framework.no_grad() if edit.startswith("no_grad") else nullcontext():
                     EDITS[name][edit](z)
-            h = nn.functional.sigmoid(z)
+            h = nn.functional.silu(z)
             del z
         loss = h.square().sum()
     loss.backward()

@@ -45,13 +45,8 @@ BOTH = {
     "gelu": lambda _, f, x: f.gelu(x),
     "silu": lambda _, f, x: f.silu(x),
     "relu": lambda _, f, x: f.relu(x * x),
-    "tanh": lambda _, f, x: (x * x).tanh(),
-    "sigmoid": lambda _, f, x: f.sigmoid(x * x),
     "add": lambda _, f, x: x.exp() + f.sigmoid(x),
-    "sub": lambda _, f, x: f.sigmoid(x) - x.exp(),
     "mul": lambda _, f, x: x * x.exp(),
-    "div": lambda _, f, x: x.exp() / (x.cos() + 2).exp(),
-    "rsqrt": lambda _, f, x: (x * x).rsqrt(),
     "layer_norm": lambda of, f, x: f.layer_norm(x, EIGHT, of.weight(8), of.weight(8), 1e-6),
     "batch_norm": lambda of, f, x: of.batch_norm(x),
     "gated": lambda _, f, x: f.silu(x) * x.exp(),
@@ -62,11 +57,8 @@ OWN = {
         "gelu tanh": lambda _, f, x: f.gelu(x, approximate="tanh"),
         "add scaled": lambda _, f, x: torch.add(x.exp(), x.sigmoid(), alpha=2),
         "mul number": lambda _, f, x: x.exp() * 3,
-        "neg": lambda _, f, x: -x.exp(),
-        "pow": lambda _, f, x: x**3,
         "cast": lambda _, f, x: x.exp().to(torch.float64).to(torch.float32),
         "layer_norm bare": lambda _, f, x: f.layer_norm(x, EIGHT, eps=1e-12),
-        "rms_norm": lambda of, f, x: f.rms_norm(x, EIGHT, of.weight(8), 1e-6),
         "batch_norm bare": lambda _, f, x: f.batch_norm(x, None, None, training=True),
         "embedding": lambda of, f, x: f.embedding(torch.arange(15) % 5, of.weight(5, 8)),
         "clone": lambda _, f, x: x.exp().view(5, 3, 8).transpose(0, 1).contiguous(),
@@ -74,7 +66,6 @@ OWN = {
     },
     "paddle": {
         "gelu tanh": lambda _, f, x: f.gelu(x, approximate=True),
-        "swish": lambda _, f, x: f.swish(x),
         "relu in place": lambda _, f, x: f.relu_(x * x.exp()),
         "glu": lambda _, f, x: f.swiglu(x, x.exp()),
         "layer_norm of two axes": lambda of, f, x: f.layer_norm(
@@ -115,8 +106,8 @@ def test_each_rule_makes_what_was_saved(framework, case):
 
 
 def test_rules_are_named_as_the_policy_knows_them():
-    for rules in (torch_rules(), PADDLE_RULES):
-        assert {rule.name for rule in rules.values() if not rule.is_view} <= set(RULES)
+    named = {rule.name for rules in (torch_rules(), PADDLE_RULES) for rule in rules.values() if not rule.is_view}
+    assert named | {"masks", "narrow"} == set(RULES)  # the two that are no operation of the program
 
 
 def test_statistics_of_a_batch_are_not_learned_twice(framework):

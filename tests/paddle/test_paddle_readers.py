@@ -14,7 +14,7 @@ from paddle_operators.lossy import cases_of_readers
 
 import tensorstash as ts
 from tensorstash.backends.paddle import readers as paddle_readers
-from tensorstash.backends.paddle.readers import PYLAYER, Readers, reader
+from tensorstash.backends.paddle.readers import reader
 from tensorstash.policies import Quantize
 from tensorstash.policies.plan import READ_EXACTLY
 
@@ -81,11 +81,10 @@ def told(backend: Any, function: Any, tensor: paddle.Tensor) -> set[tuple[str | 
 
 def told_of_each(backend: Any, function: Any, tensor: paddle.Tensor) -> list[tuple[list[int], str | None, str]]:
     """The same for each saved tensor, with its shape."""
-    readers = Readers(backend.hooks)
     seen = []
 
     def pack(saved: paddle.Tensor) -> paddle.Tensor:
-        seen.append((saved.shape, reader(), readers.demand()))
+        seen.append((saved.shape, reader(), backend.demand(saved)))
         return saved.detach()
 
     leaf = tensor.detach()
@@ -102,7 +101,7 @@ def test_the_reader_and_its_need_are_known_while_the_tensor_is_packed(backend, f
     assert told(backend, function, tensor) == {(name, need)}
 
 
-def test_what_a_pylayer_saves_is_known_to_be_read_by_a_pylayer(backend):
+def test_the_reader_of_what_a_pylayer_saves_is_not_known(backend):
     class Square(PyLayer):
         @staticmethod
         def forward(ctx, value):
@@ -113,7 +112,7 @@ def test_what_a_pylayer_saves_is_known_to_be_read_by_a_pylayer(backend):
         def backward(ctx, grad):
             return 2 * ctx.saved_tensor()[0] * grad
 
-    assert told(backend, Square.apply, matrix()) == {(PYLAYER, "exact")}
+    assert told(backend, Square.apply, matrix()) == {(None, "exact")}
 
 
 def normalised_over_the_batch(tensor: paddle.Tensor) -> paddle.Tensor:
@@ -157,7 +156,7 @@ def test_quantization_leaves_alone_what_backward_compares_with_or_divides_by(nam
 
 
 def test_outside_of_operators_nobody_reads_and_nothing_may_be_lost(backend):
-    assert (reader(), Readers(backend.hooks).demand()) == (None, "exact")
+    assert (reader(), backend.demand(matrix())) == (None, "exact")
 
 
 def test_where_the_stack_cannot_be_looked_up_nothing_may_be_lost(backend, monkeypatch):

@@ -15,21 +15,21 @@ from tensorstash.backends.paddle.hooks import HookScope, HookStack
 from tensorstash.backends.paddle.layout import elements, place_name, rebuilt, spec_of
 from tensorstash.backends.paddle.nodes import node_of
 from tensorstash.backends.paddle.packed import Settings
-from tensorstash.backends.paddle.readers import Readers
+from tensorstash.backends.paddle.readers import demand
 from tensorstash.backends.paddle.recipes import settings
 from tensorstash.backends.paddle.recipes.producers import Producers
-from tensorstash.backends.paddle.repairs import backward, foreign_hooks, pylayer, surroundings, writers
+from tensorstash.backends.paddle.repairs import backward, foreign_hooks, pylayer, writers
+from tensorstash.backends.paddle.repairs.autocast import without_autocast
 from tensorstash.backends.paddle.repairs.foreign_hooks import checked
-from tensorstash.backends.paddle.repairs.surroundings import without_autocast
-from tensorstash.backends.paddle.storage import release_storages, token_of, version_probe
+from tensorstash.backends.paddle.storage import token_of, version_probe
 from tensorstash.errors import ConfigError
-from tensorstash.protocols import Undo
+from tensorstash.protocols import Demand, Undo
 
 # Paddle has one pair of hooks per process, so there is one stack over it, however many backends are made.
 _STACK = HookStack()
 
 backward.repair()
-for _each in (pylayer, foreign_hooks, surroundings, writers, settings):
+for _each in (pylayer, foreign_hooks, writers, settings):
     _each.repair(_STACK)
 
 # Parameters are the process's, too.
@@ -42,7 +42,7 @@ class PaddleBackend:
 
     Hooks here nest, belong to a thread, and keep the in-place check; see the modules beside this one for Paddle's
     faults and their repairs. A few functions of Paddle are replaced by ones that call them, and that do nothing else
-    where no scope is in force.
+    where no hooks are in force.
 
     Copies to and from devices make the program wait. They were tried on a simulated device, never on a GPU.
 
@@ -66,7 +66,6 @@ class PaddleBackend:
     is_recording = staticmethod(is_grad_enabled)
 
     def __init__(self) -> None:
-        self.demand = Readers(lambda pack, unpack: HookScope(_STACK, pack, unpack)).demand
         # Called for every saved tensor, so without a frame of Python in between.
         self.keep_reason = _PARAMETERS.keep_reason
         self.version: Callable[[Tensor], int] = Tensor._inplace_version  # type: ignore[attr-defined]
@@ -112,10 +111,9 @@ class PaddleBackend:
         start = spec.order.lowest(spec)
         return (object() if scope is None else token_of(tensor, scope.recent)), start
 
-    def release_storages(self, most_bytes: int, /) -> None:
+    def demand(self, tensor: Tensor, /) -> Demand:
         scope = _STACK.current()
-        if scope is not None:
-            release_storages(scope.recent, most_bytes)
+        return demand(tensor, None if scope is None else scope.call)
 
     def producer(self, tensor: Tensor, /) -> str:
         node = None if tensor.is_leaf else node_of(tensor)

@@ -18,7 +18,6 @@ from types import CellType
 from typing import Any
 
 from paddle import Tensor
-from paddle.autograd import saved_tensors_hooks
 from paddle.base import core
 
 from tensorstash.backends.paddle.packed import NotPacked, Pack, Private, Scope, Unhooked, Unpack, unpacked
@@ -43,8 +42,6 @@ class HookStack:
         self._pair = guarded(self._pack, self._not_packed), guarded(unpacked, hook_failed)
         self.is_registered = False
         """Whether Paddle calls the pair."""
-        self.native: saved_tensors_hooks | None = None
-        """The pair that was in force when the first scope was entered, and is put back after the last."""
         self.entries = 0
         # Paddle frees a pair registered then after the interpreter is gone, and waits for its lock for ever.
         atexit.register(self._reset_at_exit)
@@ -80,8 +77,6 @@ class HookStack:
             self.entries += 1
 
     def _register(self) -> None:
-        if self.native is not None:
-            _reset()
         try:
             _register(*self._pair)
         except ValueError:  # how Paddle says that a pair is in force
@@ -196,8 +191,6 @@ class HookStack:
             if self._scopes or not self.is_registered or self._threads - {this}:
                 return
             _reset()
-            if self.native is not None:
-                _register(self.native.pack_hook, self.native.unpack_hook)
             self.is_registered = False  # last: until then, whoever is interrupted can begin again
 
     def _reset_at_exit(self) -> None:

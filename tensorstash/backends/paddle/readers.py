@@ -8,21 +8,17 @@ an alias that a program took before, not calls inside C++.
 
 import ctypes
 import re
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 import paddle
 from paddle import Tensor
-from paddle.nn import functional
 
+from tensorstash.backends.paddle.packed import Settings
 from tensorstash.backends.readers import listed
 from tensorstash.protocols import Demand
-
-PYLAYER = "PyLayer"
-"""The name of a reader that is a user's ``PyLayer``."""
 
 _NEAR, _FAR = 24, 96
 """Numbers of frames to look at; the second where the first were not enough."""
@@ -35,75 +31,12 @@ def reader() -> str | None:
     inside ``pack``; about 6 microseconds, and a millisecond more the first time that an operator is met.
 
     Returns:
-        The name, :data:`PYLAYER`, or None if it cannot be told: outside of operators, for operators that are not
-        Paddle's own, or on a system that cannot look up its stack.
+        The name, or None if it cannot be told: outside of operators, such as for a user's ``PyLayer``, for operators
+        that are not Paddle's own, or on a system that cannot look up its stack.
     """
-    return _site()[0] or None
-
-
-class Readers:
-    """Tells how exactly a reader needs the tensor being packed. Thread-safe.
-
-    Unknown and untried readers, a ``PyLayer`` too, get the exact tensor.
-
-    Args:
-        hooks: puts a pair of hooks in force, for this thread and one block.
-    """
-
-    def __init__(self, hooks: Callable[[Any, Any], AbstractContextManager[None]]) -> None:
-        self._hooks = hooks
-        self._inputs: dict[str, frozenset[int]] = {}
-
-    def demand(self) -> Demand:
-        """Return the demand of the reader of the tensor being packed; called inside ``pack``, as :func:`reader`."""
-        name, address = _site()
-        needs = listed(__file__)
-        if f"{name}.input" in needs and address in self._places_of_input(name):
-            return needs[f"{name}.input"]
-        return needs.get(f"{name}.saved", "exact")
-
-    def _places_of_input(self, name: str) -> frozenset[int]:
-        """Return where in its code an operator saves its input.
-
-        A norm saves large inputs and small statistics alike, and needs them differently exactly. It is called with a
-        small example, whose input is known by its shape.
-        """
-        known = self._inputs.get(name)
-        if known is None:
-            found: set[int] = set()
-
-            def pack(tensor: Tensor) -> Tensor:
-                if tensor.shape == _SHAPE:
-                    found.add(_site()[1])
-                return tensor.detach()
-
-            with paddle.enable_grad(), self._hooks(pack, lambda tensor: tensor):
-                example = paddle.ones(_SHAPE)
-                example.stop_gradient = False
-                _EXAMPLES[name](example)
-            known = self._inputs[name] = frozenset(found)
-        return known
-
-
-_SHAPE = [2, 3, 5]
-
-_EXAMPLES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {
-        "LayerNormGradNode": lambda x: functional.layer_norm(x, 5),
-        "InstanceNormGradNode": lambda x: functional.instance_norm(x),
-        "BatchNormGradNode": lambda x: functional.batch_norm(
-            x, paddle.zeros([3]), paddle.ones([3]), paddle.ones([3]), paddle.zeros([3]), training=True
-        ),
-    }
-)
-"""Calls of the operators whose input and other saved tensors need not be equally exact."""
-
-
-def _site() -> tuple[str, int]:
-    """Return the node that the tensor being packed is saved for, and the place in the code; empty if not known."""
     process = _process()
     if process is None:
-        return "", 0
+        return None
     for depth in (_NEAR, _FAR):
         array = (ctypes.c_void_p * depth)()
         count = process.backtrace(array, depth)
@@ -112,10 +45,45 @@ def _site() -> tuple[str, int]:
             if name is None:
                 name = _NAMED[address] = _node_name(_symbol(process, address))
             if name:
-                return name, address or 0
+                return name
         if count < depth:
             break
-    return "", 0
+    return None
+
+
+def demand(tensor: Tensor, settings: Settings | None) -> Demand:
+    """Return the demand of the reader of the tensor being packed; called inside ``pack``, as :func:`reader`.
+
+    Unknown and untried readers get the exact tensor. A norm saves large inputs and small statistics
+    alike, and needs them differently exactly.
+
+    Args:
+        tensor: the one being packed.
+        settings: that the reader has noted; None if it has noted none.
+    """
+    name, needs = reader(), listed(__file__)
+    is_input = f"{name}.input" in needs and is_first(str(name), settings, tensor)
+    return needs.get(f"{name}.{'input' if is_input else 'saved'}", "exact")
+
+
+_LEAST_AXES: Mapping[str, int] = MappingProxyType(
+    {"BatchNormGradNode": 2, "InstanceNormGradNode": 2, "GroupNormGradNode": 3}
+)
+
+
+def is_first(kind: str, settings: Settings | None, tensor: Tensor) -> bool:
+    """Whether a tensor is the input or the first output of an operation; others, such as statistics, are its own.
+
+    Args:
+        kind: of the operation's node.
+        settings: that were noted of it; None if none were.
+        tensor: saved or made by it.
+    """
+    if kind == "DropoutGradNode":
+        return tensor.dtype != paddle.uint8
+    if kind == "LayerNormGradNode":
+        return settings is not None and len(tensor.shape) > settings.values[1]
+    return len(tensor.shape) >= _LEAST_AXES.get(kind, 0)
 
 
 @cache
@@ -144,8 +112,6 @@ _NAMED: dict[int | None, str] = {}
 
 _MANGLED = re.compile(rb"_Z(?:N6sparse)?(\d+)")
 
-_PYLAYER_APPLY = b"pylayer_method_apply"
-
 
 def _node_name(symbol: bytes) -> str:
     """Return the name of the node that a C++ function makes.
@@ -155,8 +121,6 @@ def _node_name(symbol: bytes) -> str:
     >>> _node_name(b"_ZN6sparse12relu_ad_funcERKN6paddle6TensorE"), _node_name(b"_PyEval_EvalFrameDefault")
     ('ReluSparseGradNode', '')
     """
-    if _PYLAYER_APPLY in symbol:
-        return PYLAYER
     found = _MANGLED.match(symbol)
     if found is None:
         return ""

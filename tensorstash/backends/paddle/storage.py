@@ -5,14 +5,14 @@ from paddle import Tensor
 
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
 
-_REMEMBERED = 4
+_REMEMBERED = 2
 
 
 def token_of(tensor: Tensor, recent: list[tuple[Tensor, object]]) -> object:
     """Return the token of the tensor's storage: a known one, or a new one.
 
     An address says nothing once its memory may have been freed and given out again, and Paddle has nothing that sees
-    a storage die. So the storages seen last are held, which proves that they are alive, and older ones are
+    a storage die. So the two storages seen last are held, which proves that they are alive, and older ones are
     forgotten: content that is saved again later is stored again. Operations that share an input (the projections of
     an attention block), or save a buffer twice, do so in short succession.
 
@@ -30,25 +30,6 @@ def token_of(tensor: Tensor, recent: list[tuple[Tensor, object]]) -> object:
     recent.insert(0, (same_memory(tensor), token))
     del recent[_REMEMBERED:]
     return token
-
-
-def release_storages(recent: list[tuple[Tensor, object]], most_bytes: int) -> None:
-    """Release the storages that were seen first, beyond a number of bytes.
-
-    The newest may be larger: operations save it several times, and in host memory a second payload would take as much.
-    With a limit of 0 a device, whose memory is short, holds nothing.
-
-    Args:
-        recent: of one scope, newest first; changed.
-        most_bytes: of all together.
-    """
-    used = 0
-    for index, (held, _) in enumerate(recent):
-        used += held._holder_size()
-        may_hold = not index and (most_bytes > 0 or held.place.is_cpu_place())
-        if used > most_bytes and not may_hold:
-            del recent[index:]
-            return
 
 
 def same_memory(tensor: Tensor) -> Tensor:

@@ -41,12 +41,11 @@ class Rule:
     run: Callable[..., Any] = _run
 
 
-_SAME_NAMES = ("add", "cast", "clone", "div", "gelu", "mul", "neg", "relu", "sigmoid", "sub", "tanh")
+_SAME_NAMES = ("add", "cast", "clone", "gelu", "mul", "relu")
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         **{name: Rule(name) for name in _SAME_NAMES},
-        "power": Rule("pow"),
         **{node: Rule("view", is_view=True) for node in ("expand_to", "permute_axes", "view_as")},
     }
 )

@@ -22,8 +22,8 @@ from tensorstash.backends.paddle.eligibility import Parameters
 from tensorstash.backends.paddle.layout import dtype_name, elements, rebuilt, spec_of
 from tensorstash.backends.paddle.nodes import ACCUMULATION, kind_of, node_of
 from tensorstash.backends.paddle.packed import Settings
-from tensorstash.backends.paddle.readers import reader
-from tensorstash.backends.paddle.recipes.rules import OUTPUTS, READERS, RULES, Rule, is_first
+from tensorstash.backends.paddle.readers import is_first, reader
+from tensorstash.backends.paddle.recipes.rules import OUTPUTS, READERS, RULES, Rule
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.backends.search import NoRecipe, Search, run_again
 from tensorstash.host.arrays import as_bytes, borrowed, few_bytes

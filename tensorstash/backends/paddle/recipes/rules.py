@@ -10,8 +10,6 @@ import paddle
 from paddle import Tensor
 from paddle.nn import functional as F  # noqa: N812
 
-from tensorstash.backends.paddle.packed import Settings
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
@@ -67,33 +65,22 @@ def _dropout(p: float, is_test: bool, mode: str, seed: int, is_seeded: bool, x: 
     return paddle.where(mask.astype("bool"), x / kept, _operators.full([], 0.0, x.dtype, x.place))
 
 
-_LAYER_NORM = "LayerNormGradNode"
-_BATCH_NORM = "BatchNormGradNode"
-_DROPOUT = "DropoutGradNode"
-
 _RULES = (
     Rule("mul", "MultiplyGradNode", 2, paddle.multiply),
     Rule("add", "AddGradNode", 2, paddle.add),
-    Rule("sub", "SubtractGradNode", 2, paddle.subtract),
-    Rule("div", "DivideGradNode", 2, paddle.divide),
-    Rule("rsqrt", "RsqrtGradNode", 1, paddle.rsqrt),
-    Rule("clone", "AssignGradNode", 1, paddle.assign),
     Rule("relu", "ReluGradNode", 1, F.relu),
-    Rule("tanh", "TanhGradNode", 1, paddle.tanh),
-    Rule("sigmoid", "SigmoidGradNode", 1, F.sigmoid),
     Rule("silu", "SiluGradNode", 1, F.silu),
-    Rule("silu", "SwishGradNode", 1, F.swish),
     Rule("glu", "SwigluGradNode", 2, _operators.swiglu),
     Rule("gelu", "GeluGradNode", 1, lambda *given: F.gelu(given[-1], *given[:-1]), has_settings=True),
     Rule(
         "layer_norm",
-        _LAYER_NORM,
+        "LayerNormGradNode",
         3,
         lambda eps, axis, x, weight, bias: F.layer_norm(x, x.shape[axis:], weight, bias, eps),
         has_settings=True,
     ),
-    Rule("batch_norm", _BATCH_NORM, 3, _batch_norm, has_settings=True),
-    Rule("dropout", _DROPOUT, 1, _dropout, has_settings=True, mask=True),
+    Rule("batch_norm", "BatchNormGradNode", 3, _batch_norm, has_settings=True),
+    Rule("dropout", "DropoutGradNode", 1, _dropout, has_settings=True, mask=True),
 )
 
 RULES: Mapping[str, Rule] = MappingProxyType({rule.node: rule for rule in _RULES})
@@ -124,21 +111,3 @@ _WITH_SEVERAL_OUTPUTS = _nodes("Split SplitWithNum Unbind")
 
 OUTPUTS = (READERS | frozenset(RULES)) - _WITH_SEVERAL_OUTPUTS
 """Nodes whose edges all stand for their first output."""
-
-
-_LEAST_AXES: Mapping[str, int] = MappingProxyType({_BATCH_NORM: 2, "InstanceNormGradNode": 2, "GroupNormGradNode": 3})
-
-
-def is_first(kind: str, settings: Settings | None, tensor: Tensor) -> bool:
-    """Whether a tensor is the first output of a node; others, such as statistics, nobody but its own backward gets.
-
-    Args:
-        kind: of the node.
-        settings: that were noted of it; None if none were.
-        tensor: an output.
-    """
-    if kind == _DROPOUT:
-        return tensor.dtype != paddle.uint8
-    if kind == _LAYER_NORM:
-        return settings is not None and len(tensor.shape) > settings.values[1]
-    return len(tensor.shape) >= _LEAST_AXES.get(kind, 0)

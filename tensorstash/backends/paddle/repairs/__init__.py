@@ -11,8 +11,7 @@ repair             fault of Paddle                                             u
                    ``unpack`` is read with the layout that was saved           PR 69585  ``test_paddle_layout``
 ``pylayer``        ``save_for_backward`` crashes on lists, refuses numbers,              ``test_paddle_pylayer``
                    unpacks tuples by element, loses ``stop_gradient``
-``surroundings``   hooks run under the user's autocast                                   ``test_paddle_amp``
-``surroundings``   ``jit.to_static`` hides what it saves from hooks                      ``test_paddle_calls``
+``autocast``       hooks run under the user's autocast                                   ``test_paddle_amp``
 =================  ==========================================================  ========  =========================
 
 Beside them, :mod:`tensorstash.backends.paddle.repairs.writers` guards operations whose backward writes into what they

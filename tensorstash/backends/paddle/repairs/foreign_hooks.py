@@ -53,30 +53,17 @@ def _require(tensor: object, spec: TensorSpec) -> None:
 
 
 def repair(stack: HookStack) -> None:
-    """Route ``paddle.autograd.saved_tensors_hooks``, and ``recompute``, which builds on it, through the stack.
-
-    As long as no scope is in force, a pair is Paddle's own matter, and put back after the scopes inside it.
-    """
+    """Route ``paddle.autograd.saved_tensors_hooks``, and ``recompute``, which builds on it, through the stack."""
     pairs: Any = saved_tensors_hooks
-    enter, leave = pairs.__enter__, pairs.__exit__
 
     def __enter__(hooks: saved_tensors_hooks) -> None:  # noqa: N807
-        if not stack.is_registered:
-            enter(hooks)
-            stack.native = hooks
-            return
         pack, unpack = hooks.pack_hook, cast(Unpack, hooks.unpack_hook)
         if not (_is_paddles(pack) and _is_paddles(unpack)):
             pack, unpack = checked(pack, unpack)
         stack.push(hooks, pack, unpack)
 
     def __exit__(hooks: saved_tensors_hooks, kind: Any, error: Any, trace: Any) -> None:  # noqa: N807
-        if stack.native is not hooks:
-            stack.pop(hooks, error)
-            return
-        stack.native = None
-        if not stack.is_registered:
-            leave(hooks, kind, error, trace)
+        stack.pop(hooks, error)
 
     pairs.__enter__, pairs.__exit__ = __enter__, __exit__
 

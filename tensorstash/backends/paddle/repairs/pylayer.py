@@ -20,7 +20,6 @@ from paddle.autograd.py_layer import PyLayer, PyLayerBackward, PyLayerContext
 from tensorstash.backends.paddle.hooks import HookStack
 from tensorstash.backends.paddle.packed import Scope
 from tensorstash.backends.paddle.repairs.backward import Unrecorded, hook_failed
-from tensorstash.errors import BackendError
 
 _SAVED = "_saved_by_tensorstash"
 
@@ -38,13 +37,10 @@ def repair(stack: HookStack) -> None:
         if not stack.is_registered:
             save(ctx, *tensors)
             return
-        scope = stack.current()
-        if scope is None or not scope.ready:
-            packed: Any = tensors
-        else:
-            packed = _packed(tensors, scope, forwards.running[-1] if forwards.running else [])
-        # On the instance, because backward reads it after the scope has ended. It must not refer to ctx.
-        vars(ctx)[_SAVED] = packed
+        # On the instance, because backward reads it after the scope has ended.
+        vars(ctx)[_SAVED] = tensors
+        if forwards.running:
+            forwards.running[-1] = ctx
 
     native = getattr_static(node, "container")
 
@@ -55,57 +51,45 @@ def repair(stack: HookStack) -> None:
     @classmethod  # type: ignore[misc]
     @wraps(layer.apply)
     def apply(cls: type[PyLayer], *args: Any, **kwargs: Any) -> Any:
-        saved: list[_PackedTensor] = []
-        forwards.running.append(saved)
+        forwards.running.append(None)
         try:
             made = replaced.__get__(None, cls)(*args, **kwargs)
-            for packed in saved:
-                packed.renew()
+            ctx, scope = forwards.running[-1], stack.current()
+            if ctx is not None and scope is not None and scope.ready:
+                # Not before: Paddle counts an input that forward returns as modified.
+                vars(ctx)[_SAVED] = _packed(vars(ctx)[_SAVED], scope)
             return made
         except BaseException:
-            for packed in saved:
-                packed.release()  # for Paddle leaks the context
+            ctx = forwards.running[-1]
+            if ctx is not None:
+                vars(ctx)[_SAVED] = ()  # for Paddle leaks the context
             raise
         finally:
             forwards.running.pop()
 
     context.save_for_backward, layer.apply = save_for_backward, apply
     node.container = property(container, native.__set__)  # which saved_tensor returns
-    node.backward = property(partial(_Backward, node.backward))
+    node.backward = property(partial(_once, node.backward))
 
 
-class _Backward:
-    """A layer's backward, to be called once: Paddle leaks the function if that raises, and must not leak its context.
-
-    Args:
-        function: takes the context.
-        ctx: the context.
-    """
-
-    __slots__ = ("_call",)
-
-    def __init__(self, function: Callable[..., Any], ctx: PyLayerContext) -> None:
-        self._call: Callable[..., Any] | None = partial(function, ctx)
-
-    def __call__(self, *gradients: Any) -> Any:
-        call, self._call = self._call, None
-        assert call is not None, "a layer's backward was called again"
-        return call(*gradients)
+def _once(function: Callable[..., Any], ctx: PyLayerContext) -> Callable[..., Any]:
+    """Return a layer's backward, to be called once: Paddle leaks it if that raises, and must not leak its context."""
+    calls = [partial(function, ctx)]
+    return lambda *gradients: calls.pop()(*gradients)
 
 
 class _Forwards(threading.local):
-    """Saved tensors of each ``PyLayer.apply`` that is under way on this thread."""
+    """The context that has saved, for each ``PyLayer.apply`` that is under way on this thread."""
 
     def __init__(self) -> None:
-        self.running: list[list[_PackedTensor]] = []
+        self.running: list[PyLayerContext | None] = []
 
 
-def _packed(value: Any, scope: Scope, saved: "list[_PackedTensor]") -> Any:
+def _packed(value: Any, scope: Scope) -> Any:
     if isinstance(value, Tensor):
-        saved.append(_PackedTensor(value, scope))
-        return saved[-1]
+        return _PackedTensor(value, scope)
     if type(value) in (tuple, list):
-        return type(value)(_packed(item, scope, saved) for item in value)
+        return type(value)(_packed(item, scope) for item in value)
     return value
 
 
@@ -124,25 +108,13 @@ class _PackedTensor:
     before backward is never freed, with or without hooks.
     """
 
-    __slots__ = ("_history", "_origin", "_scope", "_value", "_version")
+    __slots__ = ("_history", "_origin", "_scope", "_value")
 
     def __init__(self, tensor: Tensor, scope: Scope) -> None:
-        self._scope: Scope | None = scope
+        self._scope = scope
         self._origin = ref(tensor)
-        self._history: Tensor | None = tensor._new_shared_tensor()  # of an output, too, which has no history yet
+        self._history: Tensor = tensor._new_shared_tensor()
         self._history._set_impl(_nothing())
-        self._pack(tensor, scope)
-
-    def renew(self) -> None:
-        """Save the tensor again if its version is another: Paddle counts an input that forward returns as modified."""
-        tensor, scope = self._origin(), self._scope
-        if tensor is None or scope is None or scope.pack is None:
-            return
-        if tensor.inplace_version != self._version:
-            self._pack(tensor, scope)
-
-    def _pack(self, tensor: Tensor, scope: Scope) -> None:
-        self._version = tensor.inplace_version
         scope.ready = False
         try:
             with Unrecorded():
@@ -153,8 +125,6 @@ class _PackedTensor:
     def restore(self) -> Tensor:
         """Return the tensor with its place in the graph."""
         try:
-            if self._scope is None:
-                raise BackendError("a saved tensor was asked for after the layer's forward had failed")
             with Unrecorded():
                 tensor = self._scope.unpack(self._value)
             return self._placed(tensor)
@@ -166,15 +136,11 @@ class _PackedTensor:
         origin, history = self._origin(), self._history
         if origin is not None and origin._is_shared_underline_tensor_with(tensor):
             return origin  # it was kept; a Parameter is one again
-        if history is None or history.stop_gradient:
+        if history.stop_gradient:
             return tensor.detach()
         placed: Tensor = history._new_shared_tensor()
         placed._set_impl(tensor)
         return placed
-
-    def release(self) -> None:
-        """Drop the hook's result."""
-        self._scope = self._value = self._history = None
 
 
 @cache

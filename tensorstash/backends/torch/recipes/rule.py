@@ -39,10 +39,8 @@ class Rule:
         name: in :class:`~tensorstash.policies.recompute.Recompute`.
         node: the name of the node.
         inputs: the operands, in the order of the node's edges.
-        run: takes the settings, then the operands, and returns one output in fresh memory.
+        run: takes the settings, then the operands, and returns the first output in fresh memory.
         settings: read from the node; equal settings have to mean the same operation.
-        output: the number of the output that ``run`` returns; None if the settings say which.
-        weight: how many operations it counts as for ``depth``: several where it takes as long.
         is_view: whether ``run`` returns a view of its first operand, which costs nothing.
     """
 
@@ -51,8 +49,6 @@ class Rule:
     inputs: tuple[Input, ...]
     run: Callable[..., Tensor]
     settings: Settings = no_settings
-    output: int | None = 0
-    weight: int = 1
     is_view: bool = False
 
 
@@ -65,19 +61,17 @@ def attributes(*names: str) -> Settings:
     """Return a function that reads settings that the node has under these names."""
 
     def read(node: Any, output: int) -> tuple[Hashable, ...]:
-        return tuple(signed(getattr(node, f"_saved_{name}")) for name in names)
+        return tuple(_signed(getattr(node, f"_saved_{name}")) for name in names)
 
     return read
 
 
-def signed(value: Any) -> Any:
-    """Return a setting with the sign that nodes leave out of dimensions and indices.
+def _signed(value: Any) -> Any:
+    """Return a setting with the sign that nodes leave out of dimensions.
 
-    >>> signed(2**64 - 1), signed((3, 2**64 - 2)), signed(0.5)
-    (-1, (3, -2), 0.5)
+    >>> _signed(2**64 - 1), _signed(3), _signed(0.5)
+    (-1, 3, 0.5)
     """
-    if type(value) is tuple:
-        return tuple(map(signed, value))
     return value - 2**64 if type(value) is int and value >= 2**63 else value
 
 

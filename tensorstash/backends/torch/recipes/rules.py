@@ -17,7 +17,6 @@ from tensorstash.backends.torch.recipes.rule import (
     made_shape,
     no_settings,
     saved,
-    signed,
 )
 
 CAST = Rule("cast", "ToCopyBackward0", saved(""), lambda dtype, x: x.to(dtype), made_dtype)
@@ -94,32 +93,8 @@ def _batch_settings(node: Any, output: int) -> tuple[Hashable, ...] | None:
     return (node._saved_eps,) if is_known else None
 
 
-def _slice(dim: int, start: int, end: int, step: int, tensor: Tensor) -> Tensor:
-    size = tensor.shape[dim]
-    first, last = (max(0, each + size) if each < 0 else min(each, size) for each in (start, end))
-    return tensor.narrow(dim, first, max(last - first, 0))[
-        (slice(None),) * (dim % tensor.dim()) + (slice(None, None, step),)
-    ]
-
-
-def _slice_settings(node: Any, output: int) -> tuple[Hashable, ...]:
-    # A bound that was left out is shown as None or as the largest number there is.
-    start, end = node._saved_start, node._saved_end
-    bounds = 0 if start is None else signed(start), 2**63 - 1 if end is None else signed(end)
-    return signed(node._saved_dim), *bounds, node._saved_step
-
-
-def _split(size: int, dim: int, output: int, tensor: Tensor) -> Tensor:
-    return torch.split(tensor, size, dim)[output]
-
-
-def _split_settings(*names: str) -> Settings:
-    read = attributes(*names)
-    return lambda node, output: (*(read(node, output) or ()), output)
-
-
-def _view(node: str, run: Callable[..., Tensor], settings: Settings = no_settings, output: int | None = 0) -> Rule:
-    return Rule("view", node, saved(""), run, settings, output, is_view=True)
+def _view(node: str, run: Callable[..., Tensor], settings: Settings = no_settings) -> Rule:
+    return Rule("view", node, saved(""), run, settings, is_view=True)
 
 
 _RESHAPED = "ViewBackward0 UnsafeViewBackward0 ReshapeAliasBackward0 SqueezeBackward0 SqueezeBackward1"
@@ -127,22 +102,14 @@ _RESHAPED = "ViewBackward0 UnsafeViewBackward0 ReshapeAliasBackward0 SqueezeBack
 
 def rules() -> dict[str, Rule]:
     """Return the rules of one session, by the name of the node that the operation leaves in the graph."""
-    alpha = attributes("alpha")
     made = (
         Rule("mul", "MulBackward0", saved("self", "other"), torch.mul),
-        Rule("div", "DivBackward0", saved("self", "other"), torch.div),
-        Rule("add", "AddBackward0", saved("", ""), lambda alpha, x, y: torch.add(x, y, alpha=alpha), alpha),
-        Rule("sub", "SubBackward0", saved("", ""), lambda alpha, x, y: torch.sub(x, y, alpha=alpha), alpha),
-        Rule("neg", "NegBackward0", saved(""), torch.neg),
-        Rule("pow", "PowBackward0", saved("self"), lambda n, x: torch.pow(x, n), attributes("exponent"), weight=4),
-        Rule("rsqrt", "RsqrtBackward0", saved(""), torch.rsqrt),
+        Rule("add", "AddBackward0", saved("", ""), lambda a, x, y: torch.add(x, y, alpha=a), attributes("alpha")),
         CAST,
         Rule("clone", "CloneBackward0", saved(""), lambda x: x.clone(memory_format=torch.contiguous_format)),
         Rule("gelu", "GeluBackward0", saved("self"), lambda a, x: F.gelu(x, approximate=a), attributes("approximate")),
         Rule("silu", "SiluBackward0", saved("self"), F.silu),
         Rule("relu", "ReluBackward0", saved(""), F.relu),
-        Rule("tanh", "TanhBackward0", saved(""), torch.tanh, weight=4),
-        Rule("sigmoid", "SigmoidBackward0", saved(""), torch.sigmoid),
         Rule(
             "layer_norm",
             "NativeLayerNormBackward0",
@@ -167,15 +134,7 @@ def rules() -> dict[str, Rule]:
         Rule("embedding", "EmbeddingBackward0", saved("", "indices"), lambda weight, rows: F.embedding(rows, weight)),
         # Views are only ever a step on the way, and used whatever rules are asked for: their results share memory.
         *(_view(node, lambda shape, x: x.reshape(shape), made_shape) for node in _RESHAPED.split()),
-        _view("ExpandBackward0", lambda shape, x: x.expand(shape), made_shape),
         _view("AliasBackward0", lambda x: x),
-        _view("TBackward0", Tensor.t),
         _view("TransposeBackward0", lambda one, other, x: x.transpose(one, other), attributes("dim0", "dim1")),
-        _view("PermuteBackward0", lambda dims, x: x.permute(dims), attributes("dims")),
-        _view("UnsqueezeBackward0", lambda dim, x: x.unsqueeze(dim), attributes("dim")),
-        _view("SelectBackward0", lambda dim, index, x: x.select(dim, index), attributes("dim", "index")),
-        _view("SliceBackward0", _slice, _slice_settings),
-        _view("SplitBackward0", _split, _split_settings("split_size", "dim"), None),
-        _view("SplitWithSizesBackward0", _split, _split_settings("split_sizes", "dim"), None),
     )
     return {rule.node: rule for rule in made}

@@ -62,7 +62,7 @@ class Search(AnySearch):
         if kind == "AccumulateGrad":
             return self._leaf(node.variable), 0
         rule = self.rule(kind)
-        if rule.output is not None and rule.output != number:
+        if number:
             raise NoRecipe(f"no rule for {kind}")
         try:
             settings = rule.settings(node, number)
@@ -75,7 +75,7 @@ class Search(AnySearch):
             raise NoRecipe(f"{kind} of this version of PyTorch has no {error.name}") from error
         except RuntimeError as error:  # its saved tensors are released
             raise NoRecipe(f"{kind} hides its saved tensors") from error
-        return self.call(rule, settings, operands, rule.weight)
+        return self.call(rule, settings, operands)
 
     def _operand(self, node: Any, place: int, name: str, optional: bool, which: int | None) -> tuple[Any, int]:
         if name:
