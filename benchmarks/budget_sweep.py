@@ -10,13 +10,14 @@ are not bitwise those without hooks.
 import argparse
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.harness.report import Report, columns
 from benchmarks.harness.runner import policy_line
-from benchmarks.harness.turns import Job, run
-from benchmarks.models import Model, tiny
+from benchmarks.harness.turns import run
+from benchmarks.models import Model, tiny, training
+from benchmarks.models.training import NONE
 from benchmarks.policies import CHECKPOINT, Measured, Variant, add_sizes, measure, ratios
 from tensorstash.host.allocator import advised_environment
 
@@ -56,9 +57,9 @@ def rows(name: str, measured: Measured, parts: Mapping[Variant, float], saved: i
             best = min(fitting, key=lambda each: ratios(measured, each)[1], default=None)
         memory, *times = ratios(measured, variant)
         yield (
-            *(name, variant.name.partition("@")[0], parts.get(variant), budget and budget / 2**20),
+            *(name, variant.partition("@")[0], parts.get(variant), budget and budget / 2**20),
             *(peaks[variant] / 2**20, memory, implied and peaks[variant] / implied, held, *times),
-            *(best and ratios(measured, variant, best)[1], "" if best is None else str(best)),
+            *(best and ratios(measured, variant, best)[1], best or ""),
             "bitwise" if found["gradients_sha256"] == measured[none]["gradients_sha256"] else "differ",
         )
 
@@ -72,24 +73,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, report: Report) -> bool:
-    report.conditions += f"; {options.rounds} rounds, {options.limit} under way"
-    report.legend = LEGEND
-    report.begin(COLUMNS)
+    report.begin(COLUMNS, LEGEND, f"{options.rounds} rounds", f"{options.limit} under way")
     os.environ.update(advised_environment(os.environ))  # for all variants, no hooks among them
     differ = False
     for name in options.workload or WORKLOADS:
         model = tiny(WORKLOADS[name]) if options.quick else WORKLOADS[name]
-        saved = run(Job(name, "benchmarks.models.training:saves", {"model": asdict(model)}))
+        saved = run(training.job(name, model, 1, "disk_spill", scope={"min_bytes": 0}))["stats"]["stashed"]["nbytes"]
         parts = {
             Variant(f"{line}@{round(saved * part)}B"): part
             for line in options.policy or ("recompute | disk_spill",)
             for part in sorted(options.part or [tenths / 10 for tenths in range(2, 11)])
         }
-        variants = [Variant(), *map(Variant, options.fixed or FIXED), *parts]
+        variants = [Variant(NONE), *map(Variant, options.fixed or FIXED), *parts]
         measured = measure(name, model, variants, options, compared=range(options.rounds + 1))
-        report.measured.setdefault("sweeps", {})[name] = [
-            {"name": str(variant), "part": parts.get(variant), **found} for variant, found in measured.items()
-        ]
+        report.measured.setdefault("sweeps", {})[name] = measured
         for row in rows(name, measured, parts, saved):
             report.row(row)
             differ |= row[-1] == "differ"

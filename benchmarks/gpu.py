@@ -7,7 +7,6 @@ Each part is a command of its own with a limit; its tables go to ``gpu_PART.md``
 """
 
 import argparse
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,20 +16,14 @@ from benchmarks.harness.report import Report, columns
 
 COLUMNS = columns("part | command | seconds:.0f | outcome")
 
+LLAMA = "--llama --length 8192 --width 2048 --depth 16 --vocabulary 128256"
 TINY = "--width 64 --depth 2 --heads 2 --vocabulary 64 --length 64 --rounds 1 --steps 1"
-SOME = "--method none --method cpu_offload"
 PARTS = {
     "doctor": (60, "-m tensorstash doctor", ""),
     "link": (120, "-m benchmarks torch_link --device {device}", "--mib 1"),
     "tests": (300, "-m pytest -q -n 8 -p no:benchmark -p no:cacheprovider -m gpu tests/torch", "--co"),
-    "steps": (560, "-m benchmarks torch_device --device {device} --budget 500 --profile", TINY),
-    "llama": (
-        300,
-        "-m benchmarks torch_device --device {device} --budget 240 --length 8192 --llama "
-        "--width 2048 --depth 16 --vocabulary 128256",
-        TINY,
-    ),
-    "lengths": (300, f"-m benchmarks torch_device --device {{device}} --budget 250 --vary {SOME}", TINY),
+    "steps": (560, "-m benchmarks torch_device --device {device} --budget 500", TINY),
+    "llama": (300, f"-m benchmarks torch_device --device {{device}} --budget 240 {LLAMA}", TINY),
     "hooks": (120, "-m benchmarks hooks --framework torch --device {device}", "--saves 4 --rounds 2"),
 }
 """Limits in seconds, commands, and the options of a small run."""
@@ -55,7 +48,7 @@ def main(options: argparse.Namespace, report: Report) -> bool:
         started, outcome = perf_counter(), "done"
         with open(options.directory / f"gpu_{part}.log", "w") as log:
             try:
-                done = subprocess.run([sys.executable, *words], stdout=log, stderr=log, timeout=limit_s, env=os.environ)
+                done = subprocess.run([sys.executable, *words], stdout=log, stderr=log, timeout=limit_s)
                 outcome = "done" if done.returncode in (0, 5) else f"exit code {done.returncode}"  # 5: no test of a GPU
             except subprocess.TimeoutExpired:
                 outcome = f"cut short after {limit_s} s"

@@ -11,15 +11,12 @@ behind it is waited for. Each framework has a process of its own, with one threa
 
 import argparse
 import gc
-import sys
-import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 from statistics import median
 from time import perf_counter
-from types import FrameType
 from typing import Any
 
 import tensorstash as ts
@@ -31,80 +28,26 @@ from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import floats
 
 FRAMEWORKS = ("torch", "paddle")
-COLUMNS = columns("""
-    framework | saved | under | copy, pack:.1f | copy, unpack:.1f | pack:.2f | unpack:.2f | calls, pack:> |
-    calls, unpack:>
-""")
-LEGEND = """\
-Microseconds per saved tensor beyond hooks that copy it, whose own are given; calls of Python functions per tensor, by
-the program's thread + by others."""
+COLUMNS = columns("framework | saved | under | copy, pack:.1f | copy, unpack:.1f | pack:.2f | unpack:.2f")
+LEGEND = "Microseconds per saved tensor beyond hooks that copy it, whose own are given."
 
 Scope = Callable[[], AbstractContextManager[Any]]
-Pair = tuple[float, float]
 
 SMALL, LARGE, COPIES = "small tensors", "large tensors", "copies"
 
 
-class Program:
-    """A chain of operations on tensors of so many elements, each of which saves its input."""
-
-    def __init__(self, framework: str, elements: int, device: str) -> None:
-        self._start = lab_of(framework).tensor(floats(elements), device=device, requires_grad=True)
-
-    def passes(self, scope: Scope, saves: int, clock: Callable[[], float] = perf_counter, profile: Any = None) -> Pair:
-        """Return the seconds of a forward and of its backward, or another count that a clock has.
-
-        Args:
-            scope: around the forward.
-            saves: tensors that are saved.
-            clock: is asked before and behind each.
-            profile: of the thread that runs backward, which on a device is another one.
-        """
-        for _ in range(2):  # the second counts: the first takes back memory and caches
-            gc.collect()
-            started, x = clock(), self._start
-            with scope():
-                for _ in range(saves):
-                    x = x.sin()
-            half, result = clock(), x.sum()
-            if profile is not None:
-                result.register_hook(lambda _: sys.setprofile(profile))
-            result.backward()
-            del x, result
-        return half - started, clock() - half
-
-
-class Calls:
-    """Counts calls of Python functions while its context lasts, by the thread that makes them."""
-
-    def __init__(self) -> None:
-        self.counts = {"here": 0, "others": 0}
-        self._is_on = False
-        threading.setprofile(self._note)  # for all threads that start from now on
-
-    def __enter__(self) -> None:
-        self._is_on = True
-        sys.setprofile(self._note)
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
-        self._is_on = False
-
-    def _note(self, frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and self._is_on:
-            is_worker = threading.current_thread().name.startswith("tensorstash-")
-            self.counts["others" if is_worker else "here"] += 1
-
-    def of(self, program: Program, scope: Scope, saves: int) -> list[str]:
-        """Return the calls per tensor of a forward and of a backward, less those of the same without hooks."""
-        found: list[list[str]] = [[], []]
-        for who in self.counts:
-            with self:
-                count = partial(self.counts.__getitem__, who)
-                plain, ours = (program.passes(each, saves, count, self._note) for each in (nullcontext, scope))
-            for way in (0, 1):
-                found[way].append(f"{max(ours[way] - plain[way], 0) / saves:.0f}")
-        return [" + ".join(some) for some in found]
+def passes(start: Any, saves: int, scope: Scope) -> tuple[float, float]:
+    """Return the seconds of a forward under a scope, of operations that save their inputs, and of its backward."""
+    for _ in range(2):  # the second counts: the first takes back memory and caches
+        gc.collect()
+        started, x = perf_counter(), start
+        with scope():
+            for _ in range(saves):
+                x = x.sin()
+        half, result = perf_counter(), x.sum()
+        result.backward()
+        del x, result
+    return half - started, perf_counter() - half
 
 
 def scopes(framework: str, device: str) -> Mapping[str, Mapping[str, Scope]]:
@@ -126,11 +69,8 @@ def scopes(framework: str, device: str) -> Mapping[str, Mapping[str, Scope]]:
         kind = device.partition(":")[0]
         large["save_on_cpu, page-locked"] = lambda: graph.save_on_cpu(pin_memory=True, device_type=kind)
         return {LARGE: large | {name: under(name, min_bytes=0) for name in ("cpu_offload", "recompute | cpu_offload")}}
-    for name, policy in {
-        "host memory": ts.StoreIn(Memory()),
-        "quantize": "quantize",
-        "disk_spill": "disk_spill",
-    }.items():
+    policies: dict[str, Any] = {"host memory": ts.StoreIn(Memory()), "quantize": "quantize", "disk_spill": "disk_spill"}
+    for name, policy in policies.items():
         large[f"{name}, at once"] = under(policy, min_bytes=0, limits=ts.Limits(in_flight=0, ahead=0))
         large[name] = under(policy, min_bytes=0)
     return {SMALL: small, LARGE: large}
@@ -140,22 +80,22 @@ def costs(framework: str, device: str, nbytes: int, saves: int, rounds: int) -> 
     """Yield the rows of a framework."""
     if device != "cpu":
         accelerator_named(device)
-    calls, measured = Calls(), scopes(framework, device)
+    measured = scopes(framework, device)
     gc.freeze()  # imported modules, which each pass would look through
     yield None
     for saved, chosen in measured.items():
-        program = Program(framework, nbytes // 4 if saved == LARGE else 64, device)
-        passes = {
-            name: partial(program.passes, scope, saves) for name, scope in ({"none": nullcontext} | chosen).items()
-        }
-        found = interleave(passes, rounds if saved == LARGE else 10 * rounds)  # a kept tensor takes a tenth of the time
+        start = lab_of(framework).tensor(
+            floats(nbytes // 4 if saved == LARGE else 64), device=device, requires_grad=True
+        )
+        calls = {name: partial(passes, start, saves, scope) for name, scope in ({"none": nullcontext} | chosen).items()}
+        found = interleave(calls, rounds if saved == LARGE else 10 * rounds)  # a kept tensor takes a tenth of the time
         plain = [median(times) for times in zip(*found.pop("none"), strict=True)]
         copies = [median(times) for times in zip(*found.pop(COPIES), strict=True)] if saved == LARGE else plain
         given = [1e6 * (copy - base) / saves or None for copy, base in zip(copies, plain, strict=True)]
         for name, times in found.items():
             both = zip(zip(*times, strict=True), copies, strict=True)
             beyond = [1e6 * (median(some) - base) / saves for some, base in both]
-            yield [framework, saved, name, *given, *beyond, *calls.of(program, chosen[name], saves)]
+            yield [framework, saved, name, *given, *beyond]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -167,8 +107,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, report: Report) -> None:
-    report.legend = LEGEND
-    report.begin(COLUMNS)
+    report.begin(COLUMNS, LEGEND)
     sizes = {"nbytes": options.kib * 2**10, "saves": options.saves, "rounds": options.rounds}
     for framework in options.framework or FRAMEWORKS:
         alone("hooks:costs", f"hooks, {framework}", report.row, framework=framework, device=options.device, **sizes)

@@ -23,14 +23,14 @@ import numpy as np
 import tensorstash as ts
 from benchmarks.harness.report import Report, columns
 from benchmarks.harness.runner import alone, distance, policy_line
-from benchmarks.models import Model, build
-from benchmarks.models.training import NONE, scope_of
+from benchmarks.models import Model
+from benchmarks.models.training import NONE, Training, scope_of
 
 POLICIES = ("quantize:bits=8", "quantize:bits=4", "quantize:bits=4,rounding=nearest", "quantize:bits=2")
 POLICIES += ("quantize:bits=2,rounding=nearest", "cast:dtype=bfloat16", "cast:dtype=float16")
 
-SIZES = {"depth": 2, "width": 64, "heads": 4, "context": 64, "held_out": 0.15, "threads": 1}
-GPT = Model(framework="torch", network="gpt", batch=8, rate=3e-3, optimizer="adam", **SIZES)
+SIZES = {"depth": 2, "width": 64, "heads": 4, "context": 64, "held_out": 0.15}
+GPT = Model(framework="torch", network="gpt", batch=8, rate=3e-3, optimizer="Adam", **SIZES)
 RESNET = replace(GPT, network="resnet", batch=32, depth=4, width=8, scale=1)
 TASKS = {
     f"{name}/{each.network}": replace(each, framework=name) for each in (GPT, RESNET) for name in ("torch", "paddle")
@@ -44,13 +44,13 @@ saved activations. Gradient errors are relative, of each parameter, at the weigh
 with."""
 
 COLUMNS = columns("""
-    task | policy | bytes:.3f | held-out loss:> | deviation:.2f | accuracy, %:> | deviation:.2f |
+    task | policy | bytes:.3f | held-out loss:> | deviation:.2f | accuracy, %:> | its deviation:.2f |
     gradient error, median:.1e | worst:.1e | cosine, worst:.4f
 """)
 
 Outcome = Mapping[str, Any]
 """One training: ``policy``; ``seed``, of weights and data; ``loss`` and ``accuracy`` at its end, on held-out data;
-``payload``, bytes stored for each that went through the policy's plan; ``share`` of all saved bytes that did."""
+``payload``, bytes stored for each that went through the policy's plan."""
 
 
 def rows(task: str, outcomes: Sequence[Outcome], errors: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
@@ -83,36 +83,33 @@ scope = partial(scope_of, min_bytes=0, in_flight=0, ahead=0)
 """What forward runs under: each activation goes through the policy, and is stored at once, and counted."""
 
 
-def train(model: Model, policy: str, steps: int) -> tuple[Any, Outcome]:
+def train(model: Model, policy: str, steps: int) -> tuple[Training, Outcome]:
     """Train under a policy; return what has learnt, and how well."""
-    training, stash = build(model), scope(policy, model.framework)
+    training, stash = Training(model), scope(policy, model.framework)
     for step in range(steps):
         with stash:
             loss = training.forward(model.seed * 1_000_000 + step)
-        training.backward(loss)
+        loss.backward()
         training.update(model.rate * (1 - step / steps))
-    payload = share = 0.0
+    payload = 0.0
     if isinstance(stash, ts.Stash):
         stats = stash.stats()
         assert stats.stashed.tensors > steps, f"{policy} has left almost everything alone: {stats}"
-        kept = sum(t.nbytes for reason, t in stats.kept.items() if "parameter" not in reason and "leaf" not in reason)
-        went = stats.stashed.nbytes + stats.deduplicated.nbytes
         encoded = next(iter(stats.stages.values())).bytes_in
         payload = sum(tally.nbytes for tally in stats.stored.values()) / encoded
-        share = went / (went + kept)
     loss, accuracy = training.evaluate(batches=16)
-    how_well = {"loss": loss, "accuracy": accuracy, "payload": payload, "share": share}
+    how_well = {"loss": loss, "accuracy": accuracy, "payload": payload}
     return training, {"policy": policy, "seed": model.seed, **how_well}
 
 
-def gradient_errors(training: Any, framework: str, policies: Sequence[str]) -> Iterator[dict[str, Any]]:
+def gradient_errors(training: Training, framework: str, policies: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield how far gradients are from those without a policy, at the weights as they are, by policy and parameter."""
     exact: dict[str, Any] = {}
     for policy in (NONE, *policies):
         training.clear()
         with scope(policy, framework):
             loss = training.forward(999)
-        training.backward(loss)
+        loss.backward()
         found = {name: array.astype(np.float64).ravel() for name, array in training.gradients()}
         exact = exact or found
         for name, gradient in found.items():
@@ -149,9 +146,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, report: Report) -> None:
-    report.conditions += f"; {options.seeds} seeds, {options.steps} steps"
-    report.legend = LEGEND
-    report.begin(COLUMNS)
+    report.begin(COLUMNS, LEGEND, f"{options.seeds} seeds", f"{options.steps} steps")
     sizes = {"seeds": options.seeds, "steps": options.steps, "tiny": options.tiny}
     outcomes = report.measured["outcomes"] = {task: [] for task in options.task or TASKS}
 

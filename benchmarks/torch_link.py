@@ -24,8 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace, report: Report) -> None:
     accelerator = accelerator_named(options.device)
-    report.conditions = f"{accelerator.name}, {report.conditions}"
-    report.begin(COLUMNS)
+    report.begin(COLUMNS, "", accelerator.name)
     streams = DeviceStreams()
     for mib in options.mib:
         nbytes = mib << 20

@@ -8,6 +8,8 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, Self
 
+from tensorstash.host.pages import peak_bytes
+
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 RESETS = os.access(_CLEAR_REFS, os.W_OK)
@@ -18,16 +20,6 @@ def reset_peak() -> None:
     """Let the peak of resident memory start anew, where the system can."""
     if RESETS:
         _CLEAR_REFS.write_text("5")
-
-
-def peak_bytes() -> int:
-    """Return the largest resident size since the last reset, in bytes; POSIX only."""
-    if RESETS:
-        status = Path("/proc/self/status").read_text().splitlines()
-        return int(next(line for line in status if line.startswith("VmHWM:")).split()[1]) * 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def release_free() -> None:
@@ -51,20 +43,15 @@ class Meter:
         gc.collect()
         release_free()
         reset_peak()
-        self.floor_bytes = self.peak_bytes = peak_bytes()
-        self.step_s: list[float] = []
-        self.cpu_s: list[float] = []
+        self._floor_bytes = self._peak_bytes = peak_bytes()
+        self._step_s: list[float] = []
+        self._cpu_s: list[float] = []
         self._started = self._cpu_started = 0.0
-
-    @property
-    def activation_bytes(self) -> int:
-        """The peak so far above the floor."""
-        return self.peak_bytes - self.floor_bytes
 
     def begin(self) -> None:
         """Begin a step."""
-        self.step_s.append(0.0)
-        self.cpu_s.append(0.0)
+        self._step_s.append(0.0)
+        self._cpu_s.append(0.0)
 
     def __enter__(self) -> Self:
         reset_peak()
@@ -72,10 +59,11 @@ class Meter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.step_s[-1] += perf_counter() - self._started
-        self.cpu_s[-1] += process_time() - self._cpu_started
-        self.peak_bytes = max(self.peak_bytes, peak_bytes())
+        self._step_s[-1] += perf_counter() - self._started
+        self._cpu_s[-1] += process_time() - self._cpu_started
+        self._peak_bytes = max(self._peak_bytes, peak_bytes())
 
     def report(self) -> dict[str, Any]:
-        """Return everything by name, in plain values."""
-        return {name: getattr(self, name) for name in ("floor_bytes", "activation_bytes", "step_s", "cpu_s")}
+        """Return the peak above the floor, and seconds of each step, by name."""
+        above = self._peak_bytes - self._floor_bytes
+        return {"activation_bytes": above, "step_s": self._step_s, "cpu_s": self._cpu_s}

@@ -25,10 +25,7 @@ def columns(text: str) -> Columns:
     {'policy': '', 'step s': '.3f'}
     """
     heads = (part.strip().partition(":") for part in text.split("|"))
-    found: dict[str, str] = {}
-    for head, _, form in heads:
-        found[head if head not in found else f"{head} "] = form  # JSON names each once
-    return found
+    return {head: form for head, _, form in heads}
 
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[str] = ()) -> str:
@@ -43,17 +40,11 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]], *, left: Seque
     """
     cells = [[cell.replace("|", "\\|") for cell in row] for row in (heads, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    is_left = [head in left for head in heads]
-    rule = [
-        "-" * (width + 2) if plain else "-" * (width + 1) + ":" for width, plain in zip(widths, is_left, strict=True)
-    ]
-    head, *body = (_line(row, widths, is_left) for row in cells)
+    signs = ["<" if head in left else ">" for head in heads]
+    forms = [f"{sign}{width}" for sign, width in zip(signs, widths, strict=True)]
+    rule = ["-" * (width + 1) + ("-" if sign == "<" else ":") for sign, width in zip(signs, widths, strict=True)]
+    head, *body = (f"| {' | '.join(map(format, row, forms))} |" for row in cells)
     return "\n".join((head, f"|{'|'.join(rule)}|", *body))
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], is_left: Sequence[bool]) -> str:
-    columns = zip(cells, widths, is_left, strict=True)
-    return f"| {' | '.join(f'{cell:<{width}}' if left else f'{cell:>{width}}' for cell, width, left in columns)} |"
 
 
 def machine() -> str:
@@ -68,32 +59,30 @@ def machine() -> str:
 
 
 class Report:
-    """Rows as they come: each is told on standard error at once, and the files, if any, are kept up to date.
+    """One table: each row is told on standard error at once, and the files, if any, are kept up to date.
 
-    A benchmark sets ``conditions``, one line with versions, machine and date; ``legend``, what the columns mean;
-    ``verdict``, the last sentence; and ``measured``, more than the tables show, in plain values.
+    ``measured`` is more than the table shows, in plain values.
     """
 
     def __init__(
         self, title: str = "", command: str = "", *, markdown: Path | None = None, json: Path | None = None
     ) -> None:
-        self.conditions = machine()
-        self.legend = self.verdict = ""
         self.measured: dict[str, Any] = {}
         self._title, self._command = title, command
         self._markdown, self._json = markdown, json
-        self._tables: list[tuple[str, Columns, list[list[Any]]]] = []
+        self._columns: Columns = {}
+        self._rows: list[list[Any]] = []
+        self._conditions = self._legend = ""
 
-    def begin(self, columns: Columns, before: str = "") -> None:
-        """Begin a table, below a text."""
-        self._tables.append((before, columns, []))
+    def begin(self, columns: Columns, legend: str = "", *conditions: str) -> None:
+        """Begin the table; the legend says what its columns mean, conditions come beside those of the machine."""
+        self._columns, self._legend, self._conditions = columns, legend, ", ".join([*conditions, machine()])
 
     def row(self, found: Iterable[Any] | Mapping[str, Any]) -> None:
-        """Add a row to the last table: a value for each column, or values by head."""
-        _, columns, rows = self._tables[-1]
-        values = [found.get(head) for head in columns] if isinstance(found, Mapping) else list(found)
-        rows.append(values)
-        print(" | ".join(_cells(columns, values)), file=sys.stderr, flush=True)
+        """Add a row: a value for each column, or values by head."""
+        values = [found.get(head) for head in self._columns] if isinstance(found, Mapping) else list(found)
+        self._rows.append(values)
+        print(" | ".join(self._cells(values)), file=sys.stderr, flush=True)
         self.save()
 
     def save(self) -> None:
@@ -102,19 +91,15 @@ class Report:
             head = f"# {self._title}\n\n`{self._command}`\n\n"
             self._markdown.write_text(f"{head}{self}\n", encoding="utf-8")
         if self._json:
-            rows = [dict(zip(columns, row, strict=True)) for _, columns, rows in self._tables for row in rows]
-            head = {"title": self._title, "command": self._command, "conditions": self.conditions, "rows": rows}
+            rows = [dict(zip(self._columns, row, strict=True)) for row in self._rows]
+            head = {"title": self._title, "command": self._command, "conditions": self._conditions, "rows": rows}
             self._json.write_text(json.dumps(head | self.measured, indent=1) + "\n", encoding="utf-8")
 
     def __str__(self) -> str:
-        parts: list[str] = []
-        for before, columns, rows in self._tables:
-            left = tuple(name for name, form in columns.items() if not form)
-            cells = [_cells(columns, row) for row in rows]
-            parts += [before, markdown(list(columns), cells, left=left)] if rows else []
-        return "\n\n".join(filter(None, [*parts, f"{self.conditions}\n{self.legend}".rstrip(), self.verdict]))
+        left = tuple(name for name, form in self._columns.items() if not form)
+        table = markdown(list(self._columns), [self._cells(row) for row in self._rows], left=left)
+        return f"{table}\n\n{self._conditions}\n{self._legend}".rstrip()
 
-
-def _cells(columns: Columns, values: Iterable[Any]) -> list[str]:
-    pairs = zip(columns.values(), values, strict=True)
-    return ["" if value is None else value if isinstance(value, str) else format(value, form) for form, value in pairs]
+    def _cells(self, values: Iterable[Any]) -> list[str]:
+        forms = zip(self._columns.values(), values, strict=True)
+        return ["" if each is None else each if isinstance(each, str) else format(each, form) for form, each in forms]

@@ -8,9 +8,10 @@ import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,15 +31,13 @@ class Job:
         function: ``"module:name"`` of a generator function. Its first ``yield`` says that it is ready; after each it
             waits for its next turn. What it yields and returns is JSON.
         arguments: of the function, by name.
-        environment: of the process.
-        package: the checkout whose ``tensorstash`` it imports.
+        environment: of the process; None for that of this one.
     """
 
     title: str
     function: str
     arguments: Mapping[str, Any]
-    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    package: Path = ROOT
+    environment: Mapping[str, str] | None = None
 
 
 class Worker:
@@ -51,12 +50,10 @@ class Worker:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
-        script = str(Path(__file__).with_name("worker.py"))
-        command = [sys.executable, script, str(job.package.resolve()), job.function, json.dumps(dict(job.arguments))]
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "benchmarks.harness.turns", job.function, json.dumps(dict(job.arguments))],
             cwd=ROOT,
-            env=dict(job.environment),
+            env=job.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -68,14 +65,18 @@ class Worker:
             self.__exit__()
             raise
 
-    def turn(self) -> Any:
-        """Let it go on, and return the value that it yields next."""
-        return self._ask()[1]
+    def turn(self) -> tuple[str, Any]:
+        """Let it go on, and return ``"yield"`` or ``"return"``, and the value."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended: reading says how
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+        return self._read()
 
     def finish(self, on_value: Callable[[Any], object] = bool) -> Any:
         """Let it run to its end, and return its result; ``on_value`` gets everything that it yields on the way."""
         while True:
-            kind, value = self._ask()
+            kind, value = self.turn()
             if kind == "return":
                 return value
             on_value(value)
@@ -86,13 +87,6 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         with self._process, self._errors:
             self._process.kill()
-
-    def _ask(self) -> tuple[str, Any]:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended: reading says how
-            self._process.stdin.write("\n")
-            self._process.stdin.flush()
-        return self._read()
 
     def _read(self) -> tuple[str, Any]:
         assert self._process.stdout is not None
@@ -115,48 +109,51 @@ def run(job: Job, on_value: Callable[[Any], object] = bool) -> Any:
         return worker.finish(on_value)
 
 
-class Turns(Generic[K]):
-    """Processes that live at one time and take turns; leaving the context ends them.
+def take_turns(jobs: Mapping[K, Job], alone: Mapping[K, int], rounds: int) -> dict[K, Any]:
+    """Let processes live at one time and take turns, every other round backwards, and return their results.
 
     Turns that are compared are seconds apart, so that a machine whose speed drifts is fair to all.
 
     Args:
         jobs: started at once, as many at a time as there are processors.
+        alone: turns that each makes by itself, before the rounds.
+        rounds: in each of which every process makes one turn.
 
     Raises:
-        WorkerError: a process failed. Every method does so.
+        WorkerError: a process failed.
     """
-
-    def __init__(self, jobs: Mapping[K, Job]) -> None:
-        self._stack = ExitStack()
-        self._round = 0
-        with self._stack as stack:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                started = pool.map(lambda job: stack.enter_context(Worker(job)), jobs.values())
-            self._workers = dict(zip(jobs, started, strict=True))
-            self._stack = stack.pop_all()
-
-    def alone(self, key: K, count: int) -> None:
-        """Let one process make turns by itself."""
-        for turn in range(count):
-            self._workers[key].turn()
-            print(f"\rturn {turn + 1} of {count}: {key!s:60}", end="", file=sys.stderr, flush=True)
-
-    def rounds(self, count: int) -> None:
-        """Let each process make a turn in each round; every other round goes backwards."""
-        for _ in range(count):
-            for key in [*self._workers][:: -1 if self._round % 2 else 1]:
-                self._workers[key].turn()
-            self._round += 1
-            print(f"\rround {self._round}{'':70}", end="", file=sys.stderr, flush=True)
-
-    def finish(self) -> dict[K, Any]:
-        """Let all run to their ends, and return their results."""
+    with ExitStack() as stack:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            started = pool.map(lambda job: stack.enter_context(Worker(job)), jobs.values())
+        workers = dict(zip(jobs, started, strict=True))
+        for key, worker in workers.items():
+            print(f"\rfirst turns of {key!s:60}", end="", file=sys.stderr, flush=True)
+            for _ in range(alone[key]):
+                worker.turn()
+        for turn in range(rounds):
+            for worker in [*workers.values()][:: -1 if turn % 2 else 1]:
+                worker.turn()
+            print(f"\rround {turn + 1}{'':70}", end="", file=sys.stderr, flush=True)
         print(file=sys.stderr)
-        return {key: worker.finish() for key, worker in self._workers.items()}
+        return {key: worker.finish() for key, worker in workers.items()}
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+def main(function: str, arguments: str) -> None:
+    """Run a job in this process: print what it yields and returns as lines of JSON, and read a line for each turn."""
+    module, _, name = function.partition(":")
+    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
+        os.dup2(2, 1)  # libraries print, too
+        job = getattr(import_module(module), name)(**json.loads(arguments))
+        while True:
+            try:
+                value = next(job)
+            except StopIteration as end:
+                print(json.dumps(["return", end.value]), file=answers)
+                return
+            print(json.dumps(["yield", value]), file=answers)
+            if not sys.stdin.readline():
+                return  # its parent has ended
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,17 +1,13 @@
-"""Trainings in PaddlePaddle."""
+"""What differs in PaddlePaddle."""
 
-import sys
+from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import paddle
 from paddle import Tensor, nn
 from paddle.distributed.fleet.utils import recompute
 from paddle.nn import functional as F  # noqa: N812 - the name everybody gives it
-
-from benchmarks.models import Model, training
-from benchmarks.models.networks import NETWORKS, new
-
-OPTIMIZERS = {"adam": paddle.optimizer.Adam, "adamw": paddle.optimizer.AdamW, "momentum": paddle.optimizer.Momentum}
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -23,29 +19,20 @@ def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 Module, norm, checkpoint = nn.Layer, nn.BatchNorm2D, recompute
 convolution = partial(nn.Conv2D, kernel_size=3, padding=1)
 unbiased = {"bias_attr": False}
+seed, tensor, no_grad = paddle.seed, paddle.to_tensor, paddle.no_grad
 
 
 def zeros(*shape: int) -> Tensor:
     return paddle.create_parameter(shape, "float32", default_initializer=nn.initializer.Constant(0.0))
 
 
-class Training(training.Training):
-    """A network that learns, in float32."""
+def optimizer(name: str, rate: float, parameters: Iterable[Tensor]) -> Any:
+    return getattr(paddle.optimizer, name)(rate, parameters=parameters)
 
-    _no_grad = paddle.no_grad
-    _loss = staticmethod(F.cross_entropy)
-    _tensor = staticmethod(paddle.to_tensor)
 
-    def __init__(self, model: Model) -> None:
-        paddle.seed(model.seed)
-        network = new(sys.modules[__name__], NETWORKS[model.network], model)
-        super().__init__(model, network, OPTIMIZERS[model.optimizer](model.rate, parameters=network.parameters()))
+def set_rate(optimizer: Any, rate: float) -> None:
+    optimizer.set_lr(rate)
 
-    def update(self, rate: float | None = None) -> None:
-        if rate is not None:
-            self._optimizer.set_lr(rate)
-        self._optimizer.step()
-        self.clear()
 
-    def clear(self) -> None:
-        self._optimizer.clear_grad(set_to_zero=True)
+def clear(optimizer: Any) -> None:
+    optimizer.clear_grad(set_to_zero=True)

@@ -1,9 +1,10 @@
-"""A network that learns, as far as both frameworks spell it alike, and the jobs that train it and measure."""
+"""A network that learns in either framework, and the job that trains it and measures."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
+from importlib import import_module
 from statistics import mean
 from typing import Any
 
@@ -13,93 +14,73 @@ from numpy.typing import NDArray
 import tensorstash as ts
 from benchmarks.harness.meter import Meter
 from benchmarks.harness.turns import Job
-from benchmarks.models import Model, build
-from benchmarks.models.data import Batches
-from tensorstash.backends import backend_named
+from benchmarks.models import Model
+from benchmarks.models.data import batch
+from benchmarks.models.networks import NETWORKS, new
 
 NONE = "none"
 """In place of a policy: tensors are saved as without this package."""
 
-Gradients = Iterable[tuple[str, NDArray[Any]]]
-
 
 class Training:
-    """Network, batches and optimizer of one framework, which subclasses make.
+    """Network, batches and optimizer of a model; imports its framework, and no other."""
 
-    They also say how a tensor is made of an array (``_tensor``), what the cross entropy is (``_loss``), what records no
-    graph (``_no_grad``), how gradients become zero (``clear``), and how the optimizer steps at a rate (``update``).
-    """
+    def __init__(self, model: Model) -> None:
+        self._model, self._of = model, import_module(f"benchmarks.models.{model.framework}")
+        self._of.seed(model.seed)
+        self.network = new(self._of, NETWORKS[model.network], model)
+        self._optimizer = self._of.optimizer(model.optimizer, model.rate, self.network.parameters())
 
-    _loss: Any
-    _tensor: Any
-    _no_grad: Any
-    clear: Any
-    update: Any
+    def warm_up(self) -> None:
+        """Let gradients, optimizer and libraries be in memory, by a step of a few numbers."""
+        few = batch(replace(self._model, batch=2, context=8), 0)
+        self._of.F.cross_entropy(*self._logits(*few)).backward()
+        self.update(self._model.rate)
 
-    def __init__(self, model: Model, network: Any, optimizer: Any) -> None:
-        self._model, self.network, self._optimizer = model, network, optimizer
-        self._batches = Batches(model)
-
-    def forward(self, step: int, *, small: bool = False) -> Any:
-        """Return the loss of a step, with its graph; of a few numbers, if small."""
-        return self._loss(*self._logits(self._batches, step, small=small))
-
-    def backward(self, loss: Any) -> float:
-        """Compute the gradients, and return the loss as a number."""
-        loss.backward()
-        return float(loss.item())
+    def forward(self, step: int) -> Any:
+        """Return the loss of a step, with its graph."""
+        return self._of.F.cross_entropy(*self._logits(*batch(self._model, step)))
 
     def gradients(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yield the gradient of each parameter by name; the arrays are valid until gradients change."""
         for name, parameter in self.network.named_parameters():
             if parameter.grad is not None:
-                yield name, self._array(parameter.grad)
+                yield name, parameter.grad.numpy()
+
+    def update(self, rate: float) -> None:
+        """Let the optimizer step at a rate."""
+        self._of.set_rate(self._optimizer, rate)
+        self._optimizer.step()
+        self.clear()
+
+    def clear(self) -> None:
+        """Set gradients to zero."""
+        self._of.clear(self._optimizer)
 
     def evaluate(self, batches: int) -> tuple[float, float]:
         """Return loss and accuracy on batches of data that is held out."""
         self.network.eval()
-        held_out = Batches(self._model, held_out=True)
         losses, hits = [], []
-        with self._no_grad():
+        with self._of.no_grad():
             for seed in range(batches):
-                logits, targets = self._logits(held_out, seed)
-                losses.append(self._loss(logits, targets).item())
+                logits, targets = self._logits(*batch(self._model, seed, held_out=True))
+                losses.append(self._of.F.cross_entropy(logits, targets).item())
                 hits.append(np.mean((logits.argmax(-1) == targets).numpy()))
         self.network.train()
         return mean(losses), float(np.mean(hits))
 
-    def _logits(self, batches: Batches, seed: int, *, small: bool = False) -> tuple[Any, Any]:
-        inputs, targets = map(self._tensor, batches(seed, small=small))
+    def _logits(self, *arrays: NDArray[Any]) -> tuple[Any, Any]:
+        inputs, targets = map(self._of.tensor, arrays)
         return self.network(inputs).flatten(0, -2), targets.flatten()
-
-    def _array(self, gradient: Any) -> NDArray[Any]:
-        array: NDArray[Any] = gradient.numpy()
-        return array
 
 
 def scope_of(
-    policy: str,
-    framework: str,
-    network: Any = None,
-    *,
-    min_bytes: int | str = "64KiB",
-    budget: int | str | None = None,
-    **limits: Any,
+    policy: str, framework: str, network: Any = None, *, min_bytes: Any = "64KiB", budget: Any = None, **limits: Any
 ) -> AbstractContextManager[Any]:
-    """Return the context of forward passes: a stash, or nothing.
-
-    Args:
-        policy: one line, or :data:`NONE`.
-        framework: the one that trains.
-        network: is wrapped by a policy that begins with ``checkpoint``.
-        min_bytes: smaller tensors are kept.
-        budget: most bytes that may stay; None for no budget.
-        limits: of the session, by name.
-    """
+    """Return the context of forward passes under a policy, which wraps the network if it begins with ``checkpoint``."""
     if policy == NONE:
         return nullcontext()
-    told: dict[str, Any] = {} if budget is None else {"budget": budget}
-    told |= {"min_bytes": min_bytes, "limits": ts.Limits(**limits)}
+    told: dict[str, Any] = {"budget": budget, "min_bytes": min_bytes, "limits": ts.Limits(**limits)}
     if policy.startswith("checkpoint"):
         return nullcontext(ts.wrap(network, policy, **told))
     return ts.stash(policy, framework=framework, **told)
@@ -124,62 +105,35 @@ def train(
         compared: steps whose gradients are compared.
         saved: an ``.npz`` file for the last of these gradients.
     """
-    training = build(Model(**model))
+    training = Training(Model(**model))
     stash = scope_of(policy, model["framework"], training.network, **scope)
-    training.backward(training.forward(0, small=True))  # gradients and libraries are in memory
-    training.update()
+    training.warm_up()
     meter = Meter()
     yield None
-    digest, loss = sha256(), float("nan")
+    digest = sha256()
     for step in range(steps):
         meter.begin()
         with meter:
             with stash as entered:
-                value = training.forward(step + 1)
-            loss = training.backward(value)
-            del value
+                loss = training.forward(step + 1)
+            loss.backward()
+            del loss
         if step in compared:
-            digest.update(digest_of(training.gradients(), saved))
+            gradients: dict[str, Any] = dict(training.gradients())
+            if saved:
+                np.savez(saved, **gradients)
+            for name, array in gradients.items():
+                digest.update(f"{name} {array.dtype} {array.shape} ".encode())
+                digest.update(np.ascontiguousarray(array).data)
+            del gradients
         with meter:
-            training.update()
+            training.update(model["rate"])
         yield None
     stats = entered.stats().to_dict() if entered is not None else None
-    return {**meter.report(), "loss": loss, "gradients_sha256": digest.hexdigest(), "stats": stats}
+    return {**meter.report(), "gradients_sha256": digest.hexdigest(), "stats": stats}
 
 
-def digest_of(gradients: Gradients, saved: str | None = None) -> bytes:
-    """Return the SHA-256 over names, shapes and bits of gradients, and write them where there is a path."""
-    arrays: dict[str, Any] = dict(gradients)
-    if saved:
-        np.savez(saved, **arrays)
-    digest = sha256()
-    for name, array in arrays.items():
-        digest.update(f"{name} {array.dtype} {array.shape} ".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.digest()
-
-
-def saves(model: Mapping[str, Any]) -> Iterator[Any]:
-    """Return the distinct bytes that a forward pass saves for backward, without parameters."""
-    training, backend = build(Model(**model)), backend_named(model["framework"])
-    sizes: dict[Any, int] = {}
-
-    def pack(tensor: Any) -> Any:
-        if backend.keep_reason(tensor) is None:
-            nbytes = backend.spec(tensor).nbytes
-            place = backend.storage(tensor)
-            sizes[place] = max(nbytes, sizes.get(place, 0))
-        return backend.alias(tensor)
-
-    yield None
-    with ts.saved_tensors_hooks(pack, lambda kept: kept, framework=model["framework"]):
-        loss = training.forward(1)
-    training.backward(loss)
-    return sum(sizes.values())
-
-
-def job(title: str, model: Model, steps: int, policy: str, **options: Any) -> Job:
-    """Return the process that does :func:`train`; the options are its other arguments, and those of the job."""
-    places = {name: options.pop(name) for name in ("environment", "package") if name in options}
+def job(title: str, model: Model, steps: int, policy: str, environment: Any = None, **options: Any) -> Job:
+    """Return the process that does :func:`train`; the options are its other arguments."""
     arguments = {"model": asdict(model), "steps": steps, "policy": policy, **options}
-    return Job(title, "benchmarks.models.training:train", arguments, **places)
+    return Job(title, "benchmarks.models.training:train", arguments, environment)
