@@ -22,7 +22,7 @@ class Block(nn.Module):
 
 
 def main() -> None:
-    policy = ts.load(Path(__file__).with_name("policy.toml"))
+    policy = ts.load_settings(Path(__file__).with_name("policy.toml"))["policy"]
     assert ts.from_dict(ts.to_dict(policy)) == policy
     print(policy)
 

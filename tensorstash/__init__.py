@@ -6,13 +6,7 @@ Chain(steps=(Cast(dtype='bfloat16'), Compress(level=1, min_ratio=1.25)))
 """
 
 from tensorstash.api import Stash, Wrapped, stash, unwrap, wrap, wrapped
-from tensorstash.config import (
-    from_dict,
-    load,
-    parse,
-    policy_argument,
-    to_dict,
-)
+from tensorstash.config import from_dict, parse, policy_argument, to_dict
 from tensorstash.config.settings import Settings, load_settings
 from tensorstash.drop_ins import save_on_cpu, saved_tensors_hooks, suspended
 from tensorstash.engine.stats import Stats
@@ -71,7 +65,6 @@ __all__ = [
     "allocator",
     "estimate",
     "from_dict",
-    "load",
     "load_settings",
     "parse",
     "policy_argument",

@@ -386,7 +386,7 @@ def _session(
 
 
 def _module_patterns(policy: HookPolicy) -> list[str]:
-    return [text for part in walk(policy) if isinstance(part, ModuleNames) for text in part.texts]
+    return [text for part in walk(policy) if isinstance(part, ModuleNames) for text in part.patterns]
 
 
 def _session_of(scope: Any) -> Session[Any] | None:

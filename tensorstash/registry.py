@@ -50,7 +50,7 @@ _BUILT_IN = {
         "policies.route": "route=Route",
     },
     "selectors": {
-        "policies.selectors": "min_bytes=MinBytes max_bytes=MaxBytes dtypes=Dtypes devices=Devices "
+        "policies.selectors": "min_bytes=MinBytes dtypes=Dtypes devices=Devices "
         "module_names=ModuleNames all=All any=Any not=Not",
     },
     "codecs": {

@@ -365,7 +365,7 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
     "left on another thread": (left_on_another_thread, BackendError, "enter and leave on one thread"),
     "a backward twice": (backward_twice, RuntimeError, "a second time.*Specify retain_graph=True"),
     "a stash in a pickle": (pickled_while_in_use, TypeError, "holds threads.*make a new one"),
-    "a file that is not there": (lambda: ts.load("/no/such.toml"), FileNotFoundError, "No such file.*/no/such.toml"),
+    "a file that is not there": (lambda: ts.load_settings("/no/such.toml"), FileNotFoundError, "No such.*/such.toml"),
     "a budget that is too small": (
         too_large_for_its_budget,
         StoreFullError,

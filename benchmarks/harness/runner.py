@@ -1,6 +1,5 @@
 """Options that benchmarks share, and calls that take turns in one process."""
 
-import argparse
 import os
 from collections.abc import Callable, Mapping
 from time import perf_counter
@@ -10,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.turns import Job, run
-from tensorstash.config import parse
-from tensorstash.errors import TensorStashError
+from tensorstash.config import policy_argument
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -19,10 +17,7 @@ T = TypeVar("T")
 
 def policy_line(line: str) -> str:
     """Return a policy as one line of the command line, perhaps with a budget; refuse a line that is none."""
-    try:
-        parse(line.partition("@")[0])
-    except TensorStashError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    policy_argument(line.partition("@")[0])
     return line
 
 

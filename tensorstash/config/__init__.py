@@ -14,19 +14,17 @@ Laws: ``from_dict(to_dict(policy)) == policy`` and ``eval(repr(policy)) == polic
 no framework and opens nothing.
 """
 
-import os
 from argparse import ArgumentTypeError
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
-from tensorstash.config.reading import read_as, read_policy
-from tensorstash.config.settings import read_table
+from tensorstash.config.reading import read_policy
 from tensorstash.config.writing import to_dict, walk
 from tensorstash.errors import ConfigError, MissingDependencyError
 from tensorstash.policies import Policy
 from tensorstash.policies.plan import HookPolicy
 
-__all__ = ["from_dict", "load", "parse", "policy_argument", "to_dict", "walk"]
+__all__ = ["from_dict", "parse", "policy_argument", "to_dict", "walk"]
 
 
 def from_dict(data: Mapping[str, object]) -> HookPolicy:
@@ -65,43 +63,6 @@ def parse(text: str) -> HookPolicy:
     return read_policy(text, "policy")
 
 
-def load(source: str | os.PathLike[str] | BinaryIO) -> HookPolicy:
-    """Return the policy of a file, which holds it under the key ``policy``: TOML, or JSON or YAML by its suffix.
-
-    ::
-
-        [policy]
-        name = "route"
-        otherwise = "cpu_offload"
-
-        [[policy.rules]]
-        when = { name = "all", of = ["min_bytes:size=1MiB", { name = "dtypes", names = ["float32"] }] }
-        use = "quantize:bits=4 | disk_spill:directory=/nvme/scratch,budget=40GiB"
-
-    Args:
-        source: the path of a file (``.json``, ``.yaml`` and ``.yml`` by their names, all else is TOML), or a file
-            opened for reading bytes, which is left open.
-
-    Raises:
-        ConfigError: as for :func:`from_dict`, or the file is of another format, or holds other keys; one that sets
-            limits too is for :func:`~tensorstash.load_settings`.
-        MissingDependencyError: the library behind a name is not installed, or PyYAML.
-        OSError: the file cannot be read.
-
-    >>> import io
-    >>> load(io.BytesIO(b'policy = "keep"'))
-    Keep()
-    """
-    place, data = read_table(source)
-    for key in data:
-        if key != "policy":
-            raise ConfigError(
-                f"{place}: {key}: load returns the policy alone; use stash(**load_settings(file)), or wrap, to apply "
-                f"the other settings too"
-            )
-    return read_policy(data["policy"], f"{place}: policy")
-
-
 def policy_argument(text: str) -> HookPolicy:
     """Return the policy of a command-line option: a ``type`` for :mod:`argparse` that keeps the message.
 
@@ -125,9 +86,16 @@ def policy_argument(text: str) -> HookPolicy:
 
 def _core_schema(cls: type[Policy], source: object, handler: object, /) -> dict[str, Any]:
     """Tell pydantic how fields of this type are read and written: an object, plain data, or one line of text."""
+
+    def read(value: object) -> Policy:
+        made = value if isinstance(value, Policy) else read_policy(value, cls.__name__)
+        if not isinstance(made, cls):
+            raise ConfigError(f"{cls.__name__}: got {made!r}, expected a {cls.__name__}")
+        return made
+
     return {
         "type": "function-plain",
-        "function": {"type": "no-info", "function": lambda value: read_as(cls, value, cls.__name__)},
+        "function": {"type": "no-info", "function": read},
         "serialization": {"type": "function-plain", "function": to_dict},
         "json_schema_input_schema": {"type": "any"},
     }

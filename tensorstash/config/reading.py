@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
-from inspect import isabstract
 from os import PathLike, fspath
 from os.path import splitext
 from re import split
@@ -13,14 +12,13 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from tensorstash.config.text import BARE, Text, split_steps
 from tensorstash.config.writing import GROUPS
 from tensorstash.errors import ConfigError, MissingDependencyError
-from tensorstash.policies import Chain, Encode, Policy, StoreIn
+from tensorstash.policies import Chain, Encode, StoreIn
 from tensorstash.policies.automatic import AUTO, automatic
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Codec, StoreConfig
 from tensorstash.registry import did_you_mean, lookup, names
 
 T = TypeVar("T")
-P = TypeVar("P", bound=Policy)
 
 _SINGULAR = {"policies": "policy", "codecs": "codec", "stores": "store", "selectors": "selector"}
 _SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -57,21 +55,6 @@ def policy_of(policy: object, caller: str) -> HookPolicy:
             f"joined by |"
         )
     return policy
-
-
-def read_as(kind: type[P], value: object, path: str) -> P:
-    """Return the policy that a value is or describes, and that is of one kind; a table may leave out its name.
-
-    Raises:
-        ConfigError: it is and describes none of this kind.
-        MissingDependencyError: the library behind a name is not installed.
-    """
-    if isinstance(value, Mapping) and "name" not in value and not isabstract(kind):
-        return read_fields(kind, value, path)
-    made: object = value if isinstance(value, Policy) else read_policy(value, path)
-    if not isinstance(made, kind):
-        raise ConfigError(f"{path}: got {made!r}, expected a {kind.__name__}")
-    return made
 
 
 def read_fields(cls: type[T], value: object, path: str) -> T:

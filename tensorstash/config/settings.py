@@ -39,18 +39,26 @@ def load_settings(source: str | os.PathLike[str] | BinaryIO) -> Settings:
 
     ::
 
-        policy = "recompute | disk_spill"
         min_bytes = "256KiB"
+
+        [policy]
+        name = "route"
+        otherwise = "cpu_offload"
+
+        [[policy.rules]]
+        when = { name = "all", of = ["min_bytes:size=1MiB", { name = "dtypes", names = ["float32"] }] }
+        use = "quantize:bits=4 | disk_spill:directory=/nvme/scratch,budget=40GiB"
 
         [limits]
         in_flight = "64MiB"
-        ahead = "128MiB"
 
     Args:
-        source: as for :func:`~tensorstash.load`.
+        source: the path of a file (``.json``, ``.yaml`` and ``.yml`` by their names, all else is TOML), or a file
+            opened for reading bytes, which is left open.
 
     Raises:
-        ConfigError: as for :func:`~tensorstash.load`.
+        ConfigError: as for :func:`~tensorstash.from_dict`, or the file is of another format, holds no policy, or other
+            keys.
         MissingDependencyError: the library behind a name is not installed, or PyYAML.
         OSError: the file cannot be read.
 
@@ -58,7 +66,24 @@ def load_settings(source: str | os.PathLike[str] | BinaryIO) -> Settings:
     >>> load_settings(io.BytesIO(b'policy = "keep"\\nmin_bytes = "1MiB"'))
     {'policy': Keep(), 'min_bytes': 1048576}
     """
-    place, data = read_table(source)
+    if isinstance(source, str | os.PathLike):
+        with open(source, "rb") as file:
+            return load_settings(file)
+    place = str(getattr(source, "name", "TOML"))
+    yaml = ("YAML", _load_yaml)
+    readers: dict[str, tuple[str, Any]] = {".json": ("JSON", json.load), ".yaml": yaml, ".yml": yaml}
+    kind, read = readers.get(os.path.splitext(place)[1].lower(), ("TOML", tomllib.load))
+    try:
+        data = read(source)
+    except ValueError as error:
+        raise ConfigError(f"{place}: not {kind}: {error}") from error
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{place}: got {data!r}, expected a table with the key 'policy'")
+    for key in data:
+        if key not in SETTINGS:
+            raise ConfigError(f"{place}: {key}: unknown key; {did_you_mean(key, SETTINGS)}")
+    if "policy" not in data:
+        raise ConfigError(f"{place}: policy: missing; expected a table, or text such as 'quantize:bits=4 | compress'")
     settings = Settings(policy=read_policy(data["policy"], f"{place}: policy"))
     if "limits" in data:
         settings["limits"] = read_fields(Limits, data["limits"], f"{place}: limits")
@@ -90,38 +115,6 @@ def settings_of(text: str, path: str) -> Settings:
         return load_settings(text)
     except OSError as error:
         raise ConfigError(f"{path}: {text}: {error.strerror}") from error
-
-
-def read_table(source: str | os.PathLike[str] | BinaryIO) -> tuple[str, Mapping[str, Any]]:
-    """Return the name of a file, for messages, and its table.
-
-    Args:
-        source: the path of a file, or a file opened for reading bytes, which is left open.
-
-    Raises:
-        ConfigError: it is of another format, holds no policy, or other keys than :data:`SETTINGS`.
-        MissingDependencyError: it is YAML, and PyYAML is not installed.
-        OSError: it cannot be read.
-    """
-    if isinstance(source, str | os.PathLike):
-        with open(source, "rb") as file:
-            return read_table(file)
-    place = str(getattr(source, "name", "TOML"))
-    yaml = ("YAML", _load_yaml)
-    readers: dict[str, tuple[str, Any]] = {".json": ("JSON", json.load), ".yaml": yaml, ".yml": yaml}
-    kind, read = readers.get(os.path.splitext(place)[1].lower(), ("TOML", tomllib.load))
-    try:
-        data = read(source)
-    except ValueError as error:
-        raise ConfigError(f"{place}: not {kind}: {error}") from error
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{place}: got {data!r}, expected a table with the key 'policy'")
-    for key in data:
-        if key not in SETTINGS:
-            raise ConfigError(f"{place}: {key}: unknown key; {did_you_mean(key, SETTINGS)}")
-    if "policy" not in data:
-        raise ConfigError(f"{place}: policy: missing; expected a table, or text such as 'quantize:bits=4 | compress'")
-    return place, data
 
 
 def _load_yaml(file: BinaryIO) -> Any:

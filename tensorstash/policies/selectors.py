@@ -37,15 +37,7 @@ class Predicate(ABC):
 
 
 @dataclass(frozen=True)
-class _OfSize(Predicate):
-    size: int | str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", parse_bytes(self.size, path=f"{self.name}.size"))
-
-
-@dataclass(frozen=True)
-class MinBytes(_OfSize):
+class MinBytes(Predicate):
     """Tensors of at least this many bytes.
 
     Args:
@@ -56,19 +48,13 @@ class MinBytes(_OfSize):
     """
 
     name: ClassVar[str] = "min_bytes"
+    size: int | str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", parse_bytes(self.size, path="min_bytes.size"))
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         return spec.nbytes >= int(self.size)
-
-
-@dataclass(frozen=True)
-class MaxBytes(_OfSize):
-    """Tensors of at most this many bytes; arguments and errors as of :class:`MinBytes`."""
-
-    name: ClassVar[str] = "max_bytes"
-
-    def accepts(self, spec: TensorSpec, /) -> bool:
-        return spec.nbytes <= int(self.size)
 
 
 @dataclass(frozen=True)
@@ -96,7 +82,18 @@ class Dtypes(Predicate):
 
 
 @dataclass(frozen=True)
-class Devices(Predicate):
+class _Named(Predicate):
+    patterns: str | tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patterns", texts_of(self.patterns, path=f"{self.name}.patterns"))
+
+    def _matches(self, names: Iterable[str]) -> bool:
+        return any(fnmatchcase(name, pattern) for name in names for pattern in self.patterns)
+
+
+@dataclass(frozen=True)
+class Devices(_Named):
     """Tensors on a device whose name, or whose type (the name up to the colon), matches a pattern.
 
     Args:
@@ -111,17 +108,13 @@ class Devices(Predicate):
     """
 
     name: ClassVar[str] = "devices"
-    patterns: str | tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "patterns", texts_of(self.patterns, path="devices.patterns"))
 
     def accepts(self, spec: TensorSpec, /) -> bool:
-        return _matches((spec.device, spec.device.partition(":")[0]), self.patterns)
+        return self._matches((spec.device, spec.device.partition(":")[0]))
 
 
 @dataclass(frozen=True)
-class ModuleNames(Predicate):
+class ModuleNames(_Named):
     """Tensors saved inside a module whose dotted name, or the name of a module around it, matches a pattern.
 
     A tensor whose module is not known, or is the wrapped model itself, has the empty name and is never selected.
@@ -139,21 +132,12 @@ class ModuleNames(Predicate):
     """
 
     name: ClassVar[str] = "module_names"
-    patterns: str | tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "patterns", texts_of(self.patterns, path="module_names.patterns"))
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The patterns, also where there is one."""
-        return texts_of(self.patterns, path="module_names.patterns")
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         if not spec.module:
             return False
         parts = spec.module.split(".")
-        return _matches((".".join(parts[:depth]) for depth in range(1, len(parts) + 1)), self.patterns)
+        return self._matches(".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
 
 
 @dataclass(frozen=True)
@@ -252,7 +236,3 @@ def texts_of(values: object, *, path: str) -> tuple[str, ...]:
     if not isinstance(texts, tuple | list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(f"{path}: got {values!r}, expected a text or a tuple of texts, none of them empty")
     return tuple(texts)
-
-
-def _matches(texts: Iterable[str], patterns: str | tuple[str, ...]) -> bool:
-    return any(fnmatchcase(text, pattern) for text in texts for pattern in patterns)

@@ -23,7 +23,7 @@ from tensorstash.policies import (
     Rule,
     StoreIn,
 )
-from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MaxBytes, MinBytes, ModuleNames, Not
+from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MinBytes, ModuleNames, Not
 from tensorstash.spec import DTYPES, TensorSpec
 from tensorstash.stores.disk.store import Disk
 from tensorstash.stores.memory import Memory
@@ -36,7 +36,6 @@ text_or_texts = texts | st.lists(texts, min_size=1, max_size=3).map(tuple)
 
 simple_selectors = st.one_of(
     st.builds(MinBytes, sizes),
-    st.builds(MaxBytes, sizes),
     st.builds(Dtypes, st.lists(st.sampled_from(sorted(DTYPES)), min_size=1, max_size=3).map(tuple)),
     st.builds(Devices, text_or_texts),
     st.builds(ModuleNames, text_or_texts),

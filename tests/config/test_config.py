@@ -11,7 +11,8 @@ from policy_strategies import policies
 
 import tensorstash.codecs
 from tensorstash.codecs.zstd import Zstd
-from tensorstash.config import from_dict, load, parse, to_dict
+from tensorstash.config import from_dict, parse, to_dict
+from tensorstash.config.settings import load_settings
 from tensorstash.errors import ConfigError
 from tensorstash.policies import (
     Cast,
@@ -155,9 +156,9 @@ LOADED = Route(
 def test_toml_file_by_path_and_as_an_open_file(tmp_path):
     path = tmp_path / "policy.toml"
     path.write_text(TOML)
-    assert load(path) == load(str(path)) == LOADED
     with path.open("rb") as file:
-        assert load(file) == LOADED
+        for source in (path, str(path), file):
+            assert load_settings(source) == {"policy": LOADED}
         assert not file.closed
 
 
@@ -166,14 +167,14 @@ def test_reading_a_configuration_imports_no_framework_and_opens_nothing(tmp_path
     path.write_text(TOML.replace("/nvme/scratch", str(tmp_path / "not" / "there")))
     program = f"""
 import sys, threading
-from tensorstash.config import load
+from tensorstash.config.settings import load_settings
 from tensorstash.registry import names
 for group in ("policies", "codecs", "stores", "selectors"):
     names(group)
 touched = []
 watched = ("open", "os.mkdir", "os.listdir", "os.scandir", "socket.__new__", "subprocess.Popen")
 sys.addaudithook(lambda event, args: touched.append(args[0]) if event in watched else None)
-load({str(path)!r})
+load_settings({str(path)!r})
 print(*touched)
 print(*sorted({{"torch", "paddle"}} & set(sys.modules)), threading.active_count())
 """

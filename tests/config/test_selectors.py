@@ -9,7 +9,7 @@ from policy_strategies import selectors, specs
 
 from tensorstash.codecs.zstd import Zstd
 from tensorstash.errors import ConfigError
-from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MaxBytes, MinBytes, ModuleNames, Not
+from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MinBytes, ModuleNames, Not
 from tensorstash.spec import TensorSpec
 
 
@@ -92,7 +92,7 @@ def test_foreign_selectors_combine():
     ("build", "message"),
     [
         (lambda: MinBytes("3 parsecs"), "min_bytes.size: got '3 parsecs', expected a number of bytes"),
-        (lambda: MaxBytes(-1), "max_bytes.size: got -1"),
+        (lambda: MinBytes(-1), "min_bytes.size: got -1"),
         (lambda: MinBytes(True), "min_bytes.size: got True"),
         (lambda: Dtypes("flaot32"), "dtypes.names: unknown dtype 'flaot32'; did you mean 'float32'"),
         (lambda: Dtypes(()), r"dtypes.names: got \(\), expected a text or a tuple of texts"),

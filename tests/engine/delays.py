@@ -16,7 +16,7 @@ from tensorstash.host.futures import Future
 from tensorstash.host.workers import Workers
 from tensorstash.policies import StoreIn
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.policies.selectors import MaxBytes
+from tensorstash.policies.selectors import MinBytes
 from tensorstash.protocols import Store, StoreConfig, Tier
 from tensorstash.stores import Disk, Memory
 from tensorstash.testing.faults import Intercepted
@@ -83,7 +83,7 @@ def policy(dice: Dice, directory: str) -> HookPolicy:
         )
     delayed = StoreIn(Delayed(store, dice))
     routed = ts.Route(
-        (ts.Rule(MaxBytes(500), ts.Keep()), ts.Rule(MaxBytes(3000), ts.Compress(min_ratio=1))), otherwise=delayed
+        (ts.Rule(~MinBytes(501), ts.Keep()), ts.Rule(~MinBytes(3001), ts.Compress(min_ratio=1))), otherwise=delayed
     )
     return dice.choice([delayed, ts.Compress(min_ratio=1) | delayed, routed])
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import tensorstash as ts
 from tensorstash.policies import StoreIn
-from tensorstash.policies.selectors import MaxBytes
+from tensorstash.policies.selectors import MinBytes
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.lab import Lab
 from tensorstash.testing.layouts import floats
@@ -24,7 +24,7 @@ LOSSLESS: dict[str, Callable[[str], ts.HookPolicy]] = {
     "disk": lambda directory: ts.DiskSpill(directory),
     "compress | disk": lambda directory: ts.Compress(min_ratio=1) | ts.DiskSpill(directory),
     "route": lambda directory: ts.Route(
-        (ts.Rule(MaxBytes(80), ts.Compress(min_ratio=1)), ts.Rule(MaxBytes(200), ts.Keep())),
+        (ts.Rule(~MinBytes(81), ts.Compress(min_ratio=1)), ts.Rule(~MinBytes(201), ts.Keep())),
         otherwise=ts.DiskSpill(directory),
     ),
 }
