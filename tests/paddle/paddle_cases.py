@@ -1,8 +1,6 @@
-"""What the tests of the Paddle backend share: programs of a process of their own, and bitwise comparison."""
+"""What the tests of the Paddle backend share: scopes, leaves, and bitwise comparison."""
 
 import gc
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -23,14 +21,6 @@ STASHES = {
 }
 
 
-def run_alone(program: str) -> str:
-    """Run a program in a process of its own and return what it printed."""
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def alive() -> int:
     """Number of the live scopes, and of tensors saved beside them, but for those that are set aside."""
     return sum(type(each) in (Scope, Unhooked) for each in gc.get_objects())
@@ -45,13 +35,11 @@ def noise(*shape: int, seed: int = 0) -> Any:
 
 
 def bits(tensor: Tensor | None) -> Any:
-    """Shape and bits of a tensor, for comparison."""
+    """Shape, type and bits of a tensor; None of none, or for the bits of one without memory."""
     if tensor is None:
         return None
-    plain = tensor.detach().clone().reshape([-1])
-    if str(tensor.dtype) in ("paddle.bfloat16", "paddle.float8_e4m3fn", "paddle.float8_e5m2"):
-        plain = plain.view("uint8")
-    return tuple(tensor.shape), str(tensor.dtype), plain.numpy().tobytes()
+    data = tensor.detach().clone().numpy().tobytes() if tensor._is_initialized() else None
+    return tuple(tensor.shape), str(tensor.dtype), data
 
 
 def gradients(

@@ -4,10 +4,11 @@ import numpy as np
 import paddle
 import pytest
 from paddle.autograd import PyLayer
-from paddle_cases import alive, bits, gradients, leaf, noise, run_alone
+from paddle_cases import alive, bits, gradients, leaf, noise
 
 import tensorstash as ts
 from tensorstash.errors import SavedTensorModifiedError
+from tests.processes import output_of
 
 
 def layer(forward, backward):
@@ -210,7 +211,7 @@ def test_second_derivatives_with_a_users_pair_that_forgets_the_history(backend):
 
 def test_methods_that_were_replaced_before_are_called():
     each = [f"apply {policy}, saved_tensor {policy}" for policy in (None, "keep", None)]
-    assert run_alone(REPLACED_BEFORE) == ", ".join(each) + "\n"
+    assert output_of(REPLACED_BEFORE) == ", ".join(each) + "\n"
 
 
 REPLACED_BEFORE = """
@@ -258,7 +259,7 @@ print(*called, sep=", ")
 
 
 def test_a_process_may_end_inside_of_scopes_of_two_threads_with_a_graph_alive():
-    assert run_alone(ENDS_INSIDE) == "done\n"
+    assert output_of(ENDS_INSIDE) == "done\n"
 
 
 ENDS_INSIDE = """

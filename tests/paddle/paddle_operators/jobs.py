@@ -1,12 +1,14 @@
 """What can be asked of a case; each answer goes into JSON."""
 
 import os
+import signal
 from collections import Counter
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
 import paddle
+from paddle.autograd import saved_tensors_hooks
 
 import tensorstash as ts
 from tensorstash.backends.paddle.backend import PaddleBackend
@@ -119,3 +121,14 @@ def writers(case: Case) -> dict[str, Any]:
         _restore()
     written = sorted({(name, slot) for name, slot, private, before in given if private.tobytes() != before})
     return {"wrote": written, "unpacked": len(given), "changed": ran.changed, "nodes": dict(saved)}
+
+
+def faulty(case: Case) -> str | None:
+    """Do wrong: crash in one layout; save as Paddle's documentation does, which gets layouts wrong; save no copy."""
+    if case.row == "paddle.exp(x())":
+        if case.layout == "sliced":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return "alive"
+    if case.row == "paddle.square(x())":
+        return difference(run(case), case, saved_tensors_hooks(lambda tensor: tensor.numpy(), paddle.to_tensor))
+    return difference(run(case), case, saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))
