@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import Tensor
+from paddle.autograd import PyLayer
 
 import tensorstash as ts
 from tensorstash.backends.paddle.packed import Scope, Unhooked
@@ -40,6 +41,23 @@ def bits(tensor: Tensor | None) -> Any:
         return None
     data = tensor.detach().clone().numpy().tobytes() if tensor._is_initialized() else None
     return tuple(tensor.shape), str(tensor.dtype), data
+
+
+def layer(run: Callable[..., Any], derive: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the apply of a layer: ``run`` returns outputs and what to save; ``derive`` gets gradients and that."""
+
+    class Layer(PyLayer):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            outputs, saved = run(*inputs)
+            ctx.save_for_backward(*saved)
+            return outputs
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return derive(*grads, *ctx.saved_tensor())
+
+    return lambda *inputs: Layer.apply(*inputs)
 
 
 def gradients(
