@@ -3,12 +3,13 @@
 import os
 import signal
 from collections import Counter
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
 import paddle
-from paddle.autograd import saved_tensors_hooks
+from paddle.base import core
 
 import tensorstash as ts
 from tensorstash.backends.paddle.backend import PaddleBackend
@@ -159,5 +160,14 @@ def faulty(case: Case) -> str | None:
             os.kill(os.getpid(), signal.SIGSEGV)
         return "alive"
     if case.row == "paddle.square(x())":
-        return difference(run(case), case, saved_tensors_hooks(lambda tensor: tensor.numpy(), paddle.to_tensor))
-    return difference(run(case), case, saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor))
+        return difference(run(case), case, _unrepaired(lambda tensor: tensor.numpy(), paddle.to_tensor))
+    return difference(run(case), case, _unrepaired(lambda tensor: tensor, lambda tensor: tensor))
+
+
+@contextmanager
+def _unrepaired(pack: Any, unpack: Any) -> Iterator[None]:
+    core.eager.register_saved_tensors_hooks(pack, unpack)
+    try:
+        yield
+    finally:
+        core.eager.reset_saved_tensors_hooks()
