@@ -1,8 +1,6 @@
-"""What the tests of the Paddle backend share: programs of a process of their own, and bitwise comparison."""
+"""What the tests of the Paddle backend share: scopes, leaves, and bitwise comparison."""
 
 import gc
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 from paddle import Tensor
+from paddle.autograd import PyLayer
 
 import tensorstash as ts
 from tensorstash.backends.paddle.packed import Scope, Unhooked
@@ -21,14 +20,6 @@ STASHES = {
     "compress": lambda: ts.stash(ts.Compress(min_ratio=1), min_bytes=0, framework="paddle"),
     "memory": lambda: ts.stash(ts.StoreIn(Memory()), min_bytes=0, framework="paddle"),
 }
-
-
-def run_alone(program: str) -> str:
-    """Run a program in a process of its own and return what it printed."""
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def alive() -> int:
@@ -45,13 +36,28 @@ def noise(*shape: int, seed: int = 0) -> Any:
 
 
 def bits(tensor: Tensor | None) -> Any:
-    """Shape and bits of a tensor, for comparison."""
+    """Shape, type and bits of a tensor; None of none, or for the bits of one without memory."""
     if tensor is None:
         return None
-    plain = tensor.detach().clone().reshape([-1])
-    if str(tensor.dtype) in ("paddle.bfloat16", "paddle.float8_e4m3fn", "paddle.float8_e5m2"):
-        plain = plain.view("uint8")
-    return tuple(tensor.shape), str(tensor.dtype), plain.numpy().tobytes()
+    data = tensor.detach().clone().numpy().tobytes() if tensor._is_initialized() else None
+    return tuple(tensor.shape), str(tensor.dtype), data
+
+
+def layer(run: Callable[..., Any], derive: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the apply of a layer: ``run`` returns outputs and what to save; ``derive`` gets gradients and that."""
+
+    class Layer(PyLayer):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            outputs, saved = run(*inputs)
+            ctx.save_for_backward(*saved)
+            return outputs
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return derive(*grads, *ctx.saved_tensor())
+
+    return lambda *inputs: Layer.apply(*inputs)
 
 
 def gradients(

@@ -1,13 +1,14 @@
 """Pairs of hooks nest, belong to a thread, and leave Paddle as it was."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import paddle
 import pytest
-from paddle.autograd import PyLayer, saved_tensors_hooks
+from paddle.autograd import saved_tensors_hooks
 from paddle.base import core
-from paddle_cases import gradients, leaf, noise
+from paddle_cases import gradients, layer, leaf, noise
 
 from tensorstash.errors import BackendError, SavedTensorModifiedError
 
@@ -31,33 +32,17 @@ def save_one():
     return paddle.exp(leaf([1.0, 2.0]))
 
 
-def in_thread(work):
-    raised = []
-
-    def run():
-        try:
-            work()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if raised:
-        raise raised[0]
-
-
-def test_leaving_on_another_thread_is_an_error_and_ends_the_scope(backend):
+def test_leaving_on_another_thread_is_an_error_and_ends_the_scope(backend, in_a_thread):
     notes = []
     scope = backend.hooks(*noting(notes, "ours"))
     scope.__enter__()
     with pytest.raises(BackendError, match="thread"):
-        in_thread(lambda: scope.__exit__(None, None, None))
+        in_a_thread(lambda: scope.__exit__(None, None, None))
     save_one()
     assert not notes
 
 
-def test_another_threads_graph_keeps_the_inplace_check(backend):
+def test_another_threads_graph_keeps_the_inplace_check(backend, in_a_thread):
     def other():
         y = paddle.exp(leaf(noise(3, 3)) * 1.0)
         loss = (y * y).sum()
@@ -65,7 +50,7 @@ def test_another_threads_graph_keeps_the_inplace_check(backend):
         loss.backward()
 
     with backend.hooks(same, same), pytest.raises(SavedTensorModifiedError, match="inplace"):
-        in_thread(other)
+        in_a_thread(other)
 
 
 def test_hooks_stay_registered_until_no_thread_that_uses_scopes_is_left(backend):
@@ -109,72 +94,37 @@ def test_hooks_run_without_gradient_recording(backend):
         modes.append(paddle.is_grad_enabled())
         return paddle.to_tensor(array)
 
-    class Layer(PyLayer):
-        @staticmethod
-        def forward(ctx, x):
-            with paddle.enable_grad():
-                ctx.save_for_backward(x)
-            return x * 2
+    def enabled(x):
+        paddle.set_grad_enabled(True)
+        return x * 2, [x]
 
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * ctx.saved_tensor()[0]
-
+    apply = layer(enabled, lambda grad, x: grad * x)
     x = leaf([3.0])
     with backend.hooks(pack, unpack):
-        y = Layer.apply(paddle.exp(x))
+        y = apply(paddle.exp(x))
         paddle.grad(y, x, create_graph=True)
     assert len(modes) >= 4
     assert not any(modes)
 
 
-@pytest.mark.usefixtures("never_freed")
-def test_a_foreign_pair_that_was_entered_earlier_is_in_force_again_after_a_scope(backend):
-    notes = []
-    with saved_tensors_hooks(*noting(notes, "first")):
-        with backend.hooks(*noting(notes, "ours")):
-            save_one()
-        save_one()
-        with backend.hooks(same, same):
-            save_one()
-        save_one()
-    save_one()
-    assert notes == ["ours", "first", "first"]
-
-
-def test_what_was_saved_beside_the_scope_of_another_thread_can_be_differentiated_twice_after_it(pair):
+def test_what_was_saved_beside_the_scope_of_another_thread_can_be_differentiated_twice_after_it(pair, in_a_thread):
     x = leaf(noise(3, 3))
-    saved = []
     with pair.hooks():
-        beside = threading.Thread(target=lambda: saved.append(paddle.exp(x)))
-        beside.start()
-        beside.join()
-    (y,) = saved
+        y = in_a_thread(lambda: paddle.exp(x))
     y.sum().backward(retain_graph=True)
     y.sum().backward()
     assert np.array_equal(x.grad.numpy(), 2 * y.numpy())
 
 
-def test_another_threads_layers_may_save_anything(backend):
-    class Layer(PyLayer):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x, None, [x, 3])
-            return x * 2
+def test_another_threads_layers_may_save_anything(backend, in_a_thread):
+    def derived(grad, _, nothing, pair):
+        assert nothing is None
+        return grad * (pair[1] - 1)
 
-        @staticmethod
-        def backward(ctx, grad):
-            _, nothing, (_, three) = ctx.saved_tensor()
-            assert nothing is None
-            return grad * (three - 1)
-
-    def other():
-        x = leaf([1.0])
-        Layer.apply(x).backward()
-        assert x.grad.item() == 2
-
+    x = leaf([1.0])
     with backend.hooks(same, same):
-        in_thread(other)
+        in_a_thread(lambda: layer(lambda x: (x * 2, [x, None, [x, 3]]), derived)(x).backward())
+    assert x.grad.item() == 2
 
 
 def test_many_threads_train_at_once_each_under_its_own_pair(pair, backend):
@@ -186,11 +136,8 @@ def test_many_threads_train_at_once_each_under_its_own_pair(pair, backend):
         for _ in range(20):
             found[index].append(gradients(lambda a: paddle.exp(a @ a.t()) @ a, [noise(4, 4)], pairs[index].hooks()))
 
-    threads = [threading.Thread(target=train, args=(index,)) for index in range(len(pairs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        list(pool.map(train, range(len(pairs))))
     assert all(grads == expected for each in found for grads in each)
     assert all(len(each) == 20 for each in found)
     assert len({each.copied.total() for each in pairs}) == 1

@@ -5,7 +5,9 @@ import gc
 import numpy as np
 import paddle
 from paddle.base.framework import EagerParamBase
-from paddle_cases import leaf, noise, run_alone
+from paddle_cases import leaf, noise
+
+from tests.processes import output_of
 
 
 def needing_grad(*shape):
@@ -28,7 +30,7 @@ def test_views_of_parameters_that_the_collector_has_set_aside_are_kept(backend):
 
 
 def test_parameters_that_were_made_before_this_package_was_used_are_known():
-    assert run_alone(BEFORE).splitlines() == ["view of a parameter", "None", "view of a parameter"]
+    assert output_of(BEFORE).splitlines() == ["view of a parameter", "None", "view of a parameter"]
 
 
 BEFORE = """

@@ -4,8 +4,7 @@ import threading
 
 import paddle
 import pytest
-from paddle.autograd import PyLayer
-from paddle_cases import bits, leaf, noise
+from paddle_cases import bits, layer, leaf, noise
 from test_paddle_pylayer import tanh_and_exp, tanh_in_place
 
 
@@ -15,7 +14,7 @@ def saved_by_operations(x):
 
 def saved_by_layers(x):
     """The first saves its input and two outputs, the second what it has written in place."""
-    y, z = tanh_and_exp()(x)
+    y, z = tanh_and_exp(x)
     first, second = tanh_in_place(y * z)
     return (tanh_in_place(first * 2.0)[0] + second).sum()
 
@@ -36,20 +35,15 @@ def test_backward_frees_everything_while_the_loss_lives(pair, program):
 def test_what_was_used_is_freed_while_backward_goes_on(pair):
     left = []
 
-    class Probe(PyLayer):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 1
+    def probe(grad):
+        left.append(pair.live)
+        return grad
 
-        @staticmethod
-        def backward(ctx, grad):
-            left.append(pair.live)
-            return grad
-
+    probed = layer(lambda x: (x * 1, []), probe)
     with pair.hooks():
         x = leaf(noise(4)) * 1.0
         for _ in range(3):
-            x = paddle.exp(Probe.apply(x))
+            x = paddle.exp(probed(x))
     x.sum().backward()
     assert left == [2, 1, 0]
 
@@ -58,21 +52,15 @@ def test_a_retaining_backward_on_one_thread_frees_late_nothing_of_another(pair, 
     ours, theirs = leaf(noise(3)) * 1.0, leaf(noise(3)) * 1.0
     inside, go_on = threading.Event(), threading.Event()
 
-    class Waits(PyLayer):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 1.0
-
-        @staticmethod
-        def backward(ctx, grad):
-            inside.set()
-            assert go_on.wait(60)
-            return grad
+    def wait(grad):
+        inside.set()
+        assert go_on.wait(60)
+        return grad
 
     with pair.hooks():
         loss = paddle.exp(ours).sum()
     with pair.hooks():
-        held = Waits.apply(theirs).sum()
+        held = layer(lambda x: (x * 1.0, []), wait)(theirs).sum()
     worker = threading.Thread(target=lambda: held.backward(retain_graph=True))
     worker.start()
     assert inside.wait(60)
@@ -95,25 +83,19 @@ def test_a_gradient_alone_leaves_the_graph_usable_as_without_hooks(pair):
 
 
 def test_a_nested_retained_backward_does_not_lose_what_the_outer_one_needs(pair):
-    class Twice(PyLayer):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 1
-
-        @staticmethod
-        def backward(ctx, grad):
-            with paddle.enable_grad():
-                y = leaf([2.0])
-                with pair.hooks():
-                    z = y * y
-                z.backward(retain_graph=True)
-                z.backward()
-            assert y.grad.item() == 8
-            return grad
+    def twice(grad):
+        with paddle.enable_grad():
+            y = leaf([2.0])
+            with pair.hooks():
+                z = y * y
+            z.backward(retain_graph=True)
+            z.backward()
+        assert y.grad.item() == 8
+        return grad
 
     x = leaf(noise(3))
     with pair.hooks():
-        loss = paddle.exp(Twice.apply(x * 1.0)).sum()
+        loss = paddle.exp(layer(lambda x: (x * 1, []), twice)(x * 1.0)).sum()
     loss.backward()
     assert bits(x.grad) == bits(paddle.exp(x.detach()))
     assert not pair.live

@@ -1,7 +1,5 @@
 """``recompute``, reentrant and built on hooks, in every position relative to ours."""
 
-import threading
-
 import paddle
 import pytest
 from paddle.distributed.fleet.utils import recompute
@@ -77,19 +75,15 @@ def test_several_blocks_one_after_the_other_and_inside_one_another(net, pair, re
     assert not pair.live
 
 
-def test_recompute_on_another_thread_while_hooks_are_in_force(net, pair):
+def test_recompute_on_another_thread_while_hooks_are_in_force(net, pair, in_a_thread):
     net[2].eval()
-    found = []
 
     def other():
         x = leaf(noise(3, 4))
         recompute(net, x * 1.0, use_reentrant=False).sum().backward()
-        found.append(bits(x.grad))
+        return bits(x.grad)
 
-    other()
     with pair.hooks():
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-    assert found[0] == found[1]
+        found = in_a_thread(other)
+    assert found == other()
     assert not pair.copied

@@ -1,31 +1,38 @@
-"""Runs a job over cases in worker processes."""
+"""Runs a job over cases in worker processes, which may die of one."""
 
+import gc
 import json
+import os
 import signal
+import sys
 from collections.abc import Iterable, Iterator
+from pkgutil import resolve_name
 from time import monotonic
 from typing import Any
 from zlib import crc32
+
+import paddle
 
 from tests.processes import Program
 
 from .cases import Case
 
-WORKER = "from paddle_operators.worker import main; main()"
+SECONDS = 60
+"""After how long a case counts as one that never ends: of processor time, and ten times as long where it waits."""
 
 
 def outcomes(job: str, cases: Iterable[Case], seconds: float | None = None) -> Iterator[tuple[Case, Any]]:
     """Yield what a job says of each case, in order; ``{"died": signal}`` of one that killed its process.
 
     Args:
-        job: the name of a function in :mod:`paddle_operators.jobs`, or a dotted one.
+        job: a function from a case to what goes into JSON, by its dotted name in this package.
         cases: which.
         seconds: how long to go on after the first; for ever if left out.
     """
     wanted = list(cases)
     until = None
     while wanted:
-        with Program(WORKER, job if "." in job else f"paddle_operators.jobs.{job}") as process:
+        with Program(f"from {__name__} import serve; serve()", f"paddle_operators.{job}") as process:
             process.stdin.write("".join(json.dumps([one.row, one.layout, one.dtype]) + "\n" for one in wanted))
             process.stdin.close()
             for line in process.stdout:
@@ -38,6 +45,22 @@ def outcomes(job: str, cases: Iterable[Case], seconds: float | None = None) -> I
             code, _ = process.wait()
         if wanted:
             yield wanted.pop(0), {"died": signal.Signals(-code).name if code < 0 else f"exit {code}"}
+
+
+def serve() -> None:
+    """Serve the job of the argument: each line that is read is a case in JSON, each that is written an outcome."""
+    job = resolve_name(sys.argv[1])
+    cases = [Case(*json.loads(line)) for line in sys.stdin]  # all, or whoever writes them would wait
+    outcomes = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    paddle.set_flags({"FLAGS_call_stack_level": 0})
+    # Scopes look through what is alive for parameters; there are none yet.
+    gc.collect()
+    gc.freeze()
+    for case in cases:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.alarm(10 * SECONDS)
+        print(json.dumps([vars(case), job(case)]), file=outcomes, flush=True)
 
 
 def sampled(cases: Iterable[Case], seed: int) -> list[Case]:

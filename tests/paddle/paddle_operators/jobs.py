@@ -1,15 +1,19 @@
 """What can be asked of a case; each answer goes into JSON."""
 
 import os
+import signal
 from collections import Counter
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
 import paddle
+from paddle.base import core
 
 import tensorstash as ts
 from tensorstash.backends.paddle.backend import PaddleBackend
+from tensorstash.backends.paddle.nodes import kind_of, node_of
 from tensorstash.backends.paddle.readers import reader
 from tensorstash.host.arrays import aligned_empty, as_bytes
 from tensorstash.policies import Compress, CpuOffload, DiskSpill
@@ -119,3 +123,51 @@ def writers(case: Case) -> dict[str, Any]:
         _restore()
     written = sorted({(name, slot) for name, slot, private, before in given if private.tobytes() != before})
     return {"wrote": written, "unpacked": len(given), "changed": ran.changed, "nodes": dict(saved)}
+
+
+def edges(case: Case) -> dict[str, list[str]]:
+    """Which nodes have saved what an operation has made, and which of them have no edge to it."""
+    packed: list[tuple[str, int]] = []
+    near: dict[str, set[int]] = {}
+
+    def pack(tensor: Any) -> Any:
+        if not tensor.is_leaf and tensor.dtype == paddle.float32 and tensor._is_initialized():
+            packed.append((reader() or "unknown", node_of(tensor).node_ptr()))
+        return tensor.detach()
+
+    def walk(returned: list[Any]) -> None:
+        stack = [node_of(tensor) for tensor in returned if not tensor.stop_gradient]
+        while stack:
+            node = stack.pop()
+            after = [each for each in node.next_functions if each is not None]
+            near.setdefault(kind_of(node), set()).update(each.node_ptr() for each in (node, *after))
+            stack += after
+
+    try:
+        run(case, PaddleBackend().hooks(pack, lambda tensor: tensor), look=walk)
+    except Exception as error:
+        return {"excluded": [said(error)]}
+    finally:
+        _restore()
+    saved = {kind for kind, _ in packed if kind in near}
+    return {"saved": [*saved], "apart": [kind for kind, made in packed if kind in near and made not in near[kind]]}
+
+
+def faulty(case: Case) -> str | None:
+    """Do wrong: crash in one layout; save as Paddle's documentation does, which gets layouts wrong; save no copy."""
+    if case.row == "paddle.exp(x())":
+        if case.layout == "sliced":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return "alive"
+    if case.row == "paddle.square(x())":
+        return difference(run(case), case, _unrepaired(lambda tensor: tensor.numpy(), paddle.to_tensor))
+    return difference(run(case), case, _unrepaired(lambda tensor: tensor, lambda tensor: tensor))
+
+
+@contextmanager
+def _unrepaired(pack: Any, unpack: Any) -> Iterator[None]:
+    core.eager.register_saved_tensors_hooks(pack, unpack)
+    try:
+        yield
+    finally:
+        core.eager.reset_saved_tensors_hooks()

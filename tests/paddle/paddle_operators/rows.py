@@ -1,28 +1,18 @@
-"""What a row of the table is: an operator, and how its inputs are made."""
+"""The table of ``operators.txt``: each row calls an operator, and says how its inputs are made."""
 
+import ast
 import operator
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import reduce
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from math import inf
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
 import paddle
-
-MODULES = {
-    "paddle": paddle,
-    "operator": operator,
-    "Tensor": paddle.Tensor,
-    "F": paddle.nn.functional,
-    "linalg": paddle.linalg,
-    "fft": paddle.fft,
-    "signal": paddle.signal,
-    "geometric": paddle.geometric,
-    "incubate": paddle.incubate,
-    "fused": paddle.incubate.nn.functional,
-    "vision": paddle.vision.ops,
-}
-"""Where the first word of an operator's name stands for."""
 
 Values = Any
 """An array of NumPy."""
@@ -43,8 +33,8 @@ class Input:
 
     kind: str
     shape: tuple[int, ...]
-    low: float
-    high: float
+    low: float = -1.25
+    high: float = 1.5
     made: Callable[[Values], Values] | None = None
     edges: tuple[float, float] | None = None
 
@@ -62,86 +52,130 @@ class Input:
         return made if self.kind in "ib" else made.astype("float32" if dtype == "bfloat16" else dtype)
 
 
+def _maker(kind: str, **settings: Any) -> Callable[..., Input]:
+    return lambda *shape, **more: Input(kind, shape or (3, 4), **{**settings, **more})
+
+
+def _definite(a: Values) -> Values:
+    n = a.shape[-1] if a.ndim else 1
+    return a @ np.conj(np.swapaxes(a, -1, -2)) + n * np.eye(n) if a.ndim > 1 else np.abs(a) + 1
+
+
+def _regular(a: Values) -> Values:
+    return a + 3 * np.eye(a.shape[-1]) if a.ndim > 1 else a
+
+
+def _lower(a: Values) -> Values:
+    return np.tril(_regular(a)) if a.ndim > 1 else a
+
+
+def _boxes(a: Values) -> Values:
+    return np.array([[0, 0, 4, 4], [1, 1, 6, 5], [2, 0, 7, 7]])[: len(a)] if a.ndim else a
+
+
+INPUTS = {
+    "x": _maker("x"),
+    "z": _maker("x"),
+    "c": _maker("c"),
+    "i": _maker("i", low=0),
+    "b": _maker("b"),
+    "positive": _maker("x", low=0.25, high=2.0, edges=(0.0, 2.0)),
+    "unit": _maker("x", low=0.1, high=0.9, edges=(0.0, 1.0)),
+    "definite": _maker("x", made=_definite),
+    "regular": _maker("x", made=_regular),
+    "lower": _maker("x", made=_lower),
+    "boxes": _maker("c", made=_boxes),
+    "signs": _maker("c", made=lambda a: np.where(a.real > 0, 1.0, -1.0)),
+    "labels": _maker("i", low=0, made=lambda a: np.sort(a.reshape(-1)).reshape(a.shape)),
+    "orders": _maker("i", low=0, made=lambda a: np.argsort(np.random.RandomState(1).rand(3, 4), 0)),
+}
+"""What makes an input of each kind; ``z`` is of an operator for complex numbers alone."""
+
+
+def _put(tensor: paddle.Tensor, index: Any, value: Any) -> paddle.Tensor:
+    tensor[index] = value
+    return tensor
+
+
+def _unpooled(tensor: paddle.Tensor) -> paddle.Tensor:
+    rank = tensor.ndim - 2
+    _, where = getattr(paddle.nn.functional, f"max_pool{rank}d")(paddle.ones_like(tensor), 2, return_mask=True)
+    pooled = tensor[(..., *(slice(0, 2) for _ in range(rank)))]
+    return getattr(paddle.nn.functional, f"max_unpool{rank}d")(pooled, where, 2)
+
+
+NAMES = {
+    "np": np,
+    "inf": inf,
+    "operator": operator,
+    "put": _put,
+    "unpooled": _unpooled,
+    "tensor": paddle.to_tensor,
+    "Tensor": paddle.Tensor,
+    "F": paddle.nn.functional,
+    "vision": paddle.vision.ops,
+    "fused": paddle.incubate.nn.functional,
+    **{name: getattr(paddle, name) for name in ("nn", "linalg", "fft", "signal", "geometric", "incubate")},
+    "paddle": paddle,
+}
+"""Whatever else a row may name."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One operator with example inputs.
 
     Args:
-        name: the operator's, its first word a key of :data:`MODULES`; or any, with ``call``.
-        inputs: tensors, or lists of tensors, by position.
-        attributes: what it is given besides, by keyword.
-        call: what is called instead of the operator of that name.
+        name: the operator's, or how an expression begins.
+        inputs: tensors, by position.
+        code: of the call, in which the inputs are items of ``given``.
         dtypes: of the floating-point inputs, where the operator is meant for few.
     """
 
     name: str
-    inputs: tuple[Input | list[Input], ...]
-    attributes: dict[str, Any] = field(default_factory=dict)
-    call: Callable[..., Any] | None = None
-    dtypes: tuple[str, ...] | None = None
-
-    @property
-    def id(self) -> str:
-        """The name with the attributes."""
-        said = ",".join(f"{key}={value}" for key, value in self.attributes.items())
-        return (f"{self.name}({said})" if said else self.name).replace(" ", "")
+    inputs: list[Input]
+    code: CodeType
+    dtypes: tuple[str, ...] | None
 
     def run(self, tensors: list[Any]) -> Any:
         """Call the operator."""
-        function = self.call or reduce(getattr, self.name.split(".")[1:], MODULES[self.name.split(".")[0]])
-        return function(*tensors, **self.attributes)
-
-    def flat(self) -> Iterator[Input]:
-        """Yield the inputs, those of lists, too."""
-        for one in self.inputs:
-            yield from one if isinstance(one, list) else [one]
-
-    def nested(self, flat: list[Any]) -> list[Any]:
-        """Put one thing for each input where the inputs are."""
-        rest = iter(flat)
-        return [[next(rest) for _ in one] if isinstance(one, list) else next(rest) for one in self.inputs]
+        return eval(self.code, {**NAMES, "given": tensors})
 
 
-def x(*shape: int, low: float = -1.25, high: float = 1.5, made: Any = None, edges: Any = None) -> Input:
-    """A differentiable input."""
-    return Input("x", shape or (3, 4), low, high, made, edges)
+class _Inputs(ast.NodeTransformer):
+    """Takes inputs out of an expression."""
+
+    def __init__(self) -> None:
+        self.found: list[Input] = []
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if isinstance(node.func, ast.Name) and node.func.id in INPUTS:
+            self.found.append(eval(ast.unparse(node), {**NAMES, **INPUTS}))
+            return ast.parse(f"given[{len(self.found) - 1}]", mode="eval").body
+        return self.generic_visit(node)
 
 
-def c(*shape: int, low: float = -1.25, high: float = 1.5, made: Any = None) -> Input:
-    """A constant input."""
-    return Input("c", shape or (3, 4), low, high, made)
+def _row(text: str) -> Row:
+    inputs = _Inputs()
+    called = ast.fix_missing_locations(inputs.visit(ast.parse(text, mode="eval")))
+    is_complex = re.search(r"\bz\(", text)
+    dtypes = ("complex64", "complex128") if is_complex else None
+    return Row(text.partition("(")[0], inputs.found, compile(called, text, "eval"), dtypes)
 
 
-def i(*shape: int, high: int, low: int = 0, made: Any = None) -> Input:
-    """Indices or labels."""
-    return Input("i", shape, low, high, made)
+def _written_out(line: str) -> list[str]:
+    """Return the line with each of its alternatives, and those of operators that have a form in place, in that form."""
+    first, *rest = re.split(r"\{([^{}]*)\}", line)
+    chosen = product(*(choice.split("|") for choice in rest[::2]))
+    texts = [first + "".join(map("".join, zip(choices, rest[1::2], strict=True))) for choices in chosen]
+    calls = [(text, call) for text in texts if (call := re.match(r"(paddle|F)\.(\w+)\((?!z)", text))]
+    for text, call in calls:
+        homes = {"paddle": ("paddle", "Tensor"), "F": ("F",)}[call[1]]
+        home = next((home for home in homes if hasattr(NAMES[home], f"{call[2]}_")), None)
+        texts += [f"{home}.{call[2]}_{text[call.end(2) :]}"] if home else []
+    return texts
 
 
-def b(*shape: int) -> Input:
-    """A mask."""
-    return Input("b", shape or (3, 4), 0, 1)
-
-
-def positive(*shape: int, low: float = 0.25, high: float = 2.0) -> Input:
-    """A differentiable input above zero."""
-    return x(*shape, low=low, high=high, edges=(0.0, high))
-
-
-def many(names: str, *inputs: Input | list[Input], **attributes: Any) -> list[Row]:
-    """One row for each of the names, all alike."""
-    return [Row(name, inputs, attributes) for name in names.split()]
-
-
-def one(name: str, *inputs: Input | list[Input], **attributes: Any) -> Row:
-    """A row for the operator of that name."""
-    return Row(name, inputs, attributes)
-
-
-def call(name: str, function: Callable[..., Any], *inputs: Input | list[Input]) -> Row:
-    """A row for what is written as a function."""
-    return Row(name, inputs, call=function)
-
-
-def only(dtypes: str, *rows: Row) -> list[Row]:
-    """The same rows for these types only."""
-    return [replace(row, dtypes=tuple(dtypes.split())) for row in rows]
+_LINES = Path(__file__).with_name("operators.txt").read_text(encoding="utf-8").splitlines()
+ROWS = {text: _row(text) for line in _LINES if line and line[0] != "#" for text in _written_out(line)}
+"""Every row by its text."""
