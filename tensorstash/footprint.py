@@ -54,26 +54,24 @@ class Estimate:
     Args:
         rows: by module and dtype, in the order of the forward pass.
         nbytes: saved at the end of the forward pass, each memory once, parameters left out.
-        peak: most bytes saved at one time during it.
         left: bytes of ``nbytes`` that stay in the memory of the device under each policy, by its name; None where they
             depend on the values.
         is_imagined: whether nothing was computed; otherwise a few rows of the batch were.
 
     >>> import tensorstash as ts, tensorstash.reference as ref
     >>> found = ts.estimate(ref.nn.GELU(), ref.ones((64, 256), requires_grad=True).exp())
-    >>> found.nbytes, found.peak, found.to_dict()["left"]["cast"]
-    (65536, 65536, 32768)
+    >>> found.nbytes, found.to_dict()["left"]["cast"]
+    (65536, 32768)
     """
 
     rows: tuple[SavedBytes, ...]
     nbytes: int
-    peak: int
     left: Mapping[str, int | None]
     is_imagined: bool
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dictionaries, lists, numbers and texts, ready for JSON."""
-        return {**asdict(self), "rows": [asdict(row) for row in self.rows], "left": dict(self.left)}
+        return {**asdict(self), "rows": [asdict(row) for row in self.rows]}
 
     def __str__(self) -> str:
         known = [f"{format_bytes(left)} under {policy}" for policy, left in self.left.items() if left is not None]
@@ -137,12 +135,8 @@ def _forward(model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> E
     return _estimate(_extended(few, more, rows), is_imagined=False)
 
 
-@dataclass
-class _Saved:
-    """All memories that were saved, in order, and the most bytes of them at one time."""
-
-    entries: list[tuple[str, TensorSpec, int]]
-    peak: int = 0
+_Saved = list[tuple[str, TensorSpec, int]]
+"""All memories that were saved, in order: the module, a tensor in it, and its bytes."""
 
 
 class _Handle:
@@ -158,7 +152,6 @@ def _saved(
     inside: list[str] = [""]
     blocks: dict[Any, tuple[str, TensorSpec, int]] = {}
     living: dict[Any, int] = {}
-    found = _Saved([])
 
     @contextmanager
     def named(name: str) -> Iterator[None]:
@@ -184,7 +177,6 @@ def _saved(
             blocks[key] = inside[-1], spec, spec.nbytes
         living[key] = living.get(key, 0) + 1
         finalize(handle, gone, key).atexit = False
-        found.peak = max(found.peak, sum(nbytes for _, _, nbytes in blocks.values()))
         return handle
 
     with ExitStack() as undos:
@@ -192,7 +184,7 @@ def _saved(
             undos.callback(backend.wrap_forward(module, partial(named, name)))
         with backend.hooks(pack, lambda handle: handle.tensor):
             output = call()
-        found.entries = list(blocks.values())
+        found = list(blocks.values())
     del output
     return found
 
@@ -219,21 +211,16 @@ def _on_rows(
 
 
 def _extended(few: _Saved, more: _Saved, rows: int) -> _Saved:
-    if len(few.entries) != len(more.entries):
+    if len(few) != len(more):
         raise BackendError(
-            f"estimate: {_SAMPLES[0]} rows of the batch save {len(few.entries)} tensors and {_SAMPLES[1]} save "
-            f"{len(more.entries)}, so nothing can be said of {rows}; call it with a batch of at most {_SAMPLES[1]} rows"
+            f"estimate: {_SAMPLES[0]} rows of the batch save {len(few)} tensors and {_SAMPLES[1]} save "
+            f"{len(more)}, so nothing can be said of {rows}; call it with a batch of at most {_SAMPLES[1]} rows"
         )
     first, second = _SAMPLES
-
-    def at(one: int, other: int) -> int:
-        return round(one + (other - one) * (rows - first) / (second - first))
-
-    entries = [
-        (module, spec, at(one, other))
-        for (module, spec, one), (_, _, other) in zip(few.entries, more.entries, strict=True)
+    return [
+        (module, spec, round(one + (other - one) * (rows - first) / (second - first)))
+        for (module, spec, one), (_, _, other) in zip(few, more, strict=True)
     ]
-    return _Saved(entries, at(few.peak, more.peak))
 
 
 def _misfit(model: Any, batch: Mapping[str, Any]) -> str | None:
@@ -260,17 +247,17 @@ def _sums(counted: Iterable[tuple[Key, int, int]]) -> Iterable[tuple[Key, tuple[
 
 
 def _estimate(saved: _Saved, *, is_imagined: bool) -> Estimate:
-    sums = _sums(((module, spec.dtype), 1, nbytes) for module, spec, nbytes in saved.entries)
-    total = sum(nbytes for _, _, nbytes in saved.entries)
+    sums = _sums(((module, spec.dtype), 1, nbytes) for module, spec, nbytes in saved)
+    total = sum(nbytes for _, _, nbytes in saved)
     rows = tuple(SavedBytes(*key, *counted) for key, counted in sums)
     left = {name: _left(saved, policy) for name, policy in _POLICIES.items()}
-    return Estimate(rows, total, max(saved.peak, total), left, is_imagined)
+    return Estimate(rows, total, left, is_imagined)
 
 
 def _left(saved: _Saved, policy: HookPolicy) -> int | None:
     """Return the bytes that stay under a policy; None if they depend on the values."""
     left = 0
-    for _, spec, nbytes in saved.entries:
+    for _, spec, nbytes in saved:
         plan = policy.plan(spec)
         if plan.store is not None and (plan.store.tier == "disk" or spec.device != "cpu"):
             continue

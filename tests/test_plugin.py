@@ -46,6 +46,8 @@ def test_its_own_suites_pass(installed: dict[str, str]) -> None:
 def test_configurations_find_it_by_name_and_import_no_framework(installed: dict[str, str]) -> None:
     program = """
 import sys, tensorstash as ts
+from tensorstash.registry import names
+assert "xor" in names("codecs") and "tensorstash_pages" not in sys.modules
 policy = ts.parse("xor:distance=2 | compress | pages:budget=1MiB")
 assert ts.from_dict(ts.to_dict(policy)) == policy
 assert not {"torch", "paddle"} & set(sys.modules)

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache, reduce
+from itertools import combinations, product
 from typing import ClassVar, TypeVar
 
 from tensorstash.errors import ConfigError, PlanError
@@ -241,17 +242,9 @@ def _single(policy: HookPolicy) -> tuple[HookPolicy, ...]:
 
 
 def _check_order(steps: tuple[HookPolicy, ...]) -> None:
-    # Each is looked at once with each other, however often they come.
-    first: dict[HookPolicy, int] = {}
-    last: dict[HookPolicy, int] = {}
-    parts = {step: _single(step) for step in dict.fromkeys(steps)}
-    for place, step in enumerate(steps):
-        for single in parts[step]:
-            first.setdefault(single, place)
-            last[single] = place
-    for before, begin in first.items():
-        for step, end in last.items():
-            if begin < end and (obstacle := _obstacle(before, step)):  # type: ignore[arg-type]  # frozen values
+    for earlier, later in combinations(map(_single, steps), 2):
+        for before, step in product(earlier, later):
+            if obstacle := _obstacle(before, step):  # type: ignore[arg-type]  # frozen values
                 raise PlanError(_instead(before, step, obstacle))
 
 

@@ -67,7 +67,7 @@ def test_a_dictionary_is_a_batch(program: Path, capsys: pytest.CaptureFixture[st
 
 def test_alike_layers_share_a_line() -> None:
     rows = tuple(SavedBytes(f"layers.{number}.mlp", "float32", 2, 1024) for number in range(3))
-    found = str(Estimate((*rows, SavedBytes("head2", "float32", 1, 64)), 3136, 3136, {}, True))
+    found = str(Estimate((*rows, SavedBytes("head2", "float32", 1, 64)), 3136, {}, True))
     lines = [line.split() for line in found.splitlines()[-2:]]
     assert lines == [["layers.*.mlp", "float32", "6", "3", "KiB"], ["head2", "float32", "1", "64", "B"]]
 

@@ -2,31 +2,11 @@
 
 from hypothesis import strategies as st
 
-from tensorstash.codecs.affine import Affine
-from tensorstash.codecs.astype import AsType
-from tensorstash.codecs.lossless import Lossless
-from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.sparse import Sparse
-from tensorstash.codecs.two_valued import TwoValued
-from tensorstash.codecs.zstd import Zstd
-from tensorstash.policies import (
-    Cast,
-    Chain,
-    Compress,
-    CpuOffload,
-    DiskSpill,
-    Encode,
-    Keep,
-    PackMasks,
-    Quantize,
-    Route,
-    Rule,
-    StoreIn,
-)
+import tensorstash as ts
+from tensorstash.codecs import Affine, AsType, Lossless, PackBits, Sparse, TwoValued, Zstd
 from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MinBytes, ModuleNames, Not
 from tensorstash.spec import DTYPES, TensorSpec
-from tensorstash.stores.disk.store import Disk
-from tensorstash.stores.memory import Memory
+from tensorstash.stores import Disk, Memory
 
 # Everything a path or pattern may hold: quotation marks, separators, spaces, other scripts, but no lone surrogates.
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12)
@@ -52,58 +32,56 @@ selectors = st.recursive(
 
 bits = st.sampled_from([2, 4, 8])
 levels = st.integers(-7, 22)
-masks = st.sampled_from([PackMasks(), Encode(PackBits())])
+masks = st.sampled_from([ts.PackMasks(), ts.Encode(PackBits())])
 lossy = st.one_of(
     st.builds(
-        Quantize,
+        ts.Quantize,
         bits,
         group_size=st.integers(1, 4096),
         rounding=st.sampled_from(["auto", "nearest", "stochastic"]),
         seed=st.integers(0, 2**40),
     ),
-    st.builds(Cast, st.sampled_from(["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])),
-    st.builds(Encode, st.builds(Affine, bits=bits)),
-    st.builds(Encode, st.builds(AsType, dtype=st.sampled_from(["bfloat16", "float8_e5m2"]))),
+    st.builds(ts.Cast, st.sampled_from(["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])),
+    st.builds(ts.Encode, st.builds(Affine, bits=bits)),
+    st.builds(ts.Encode, st.builds(AsType, dtype=st.sampled_from(["bfloat16", "float8_e5m2"]))),
 )
-rearranged = st.sampled_from(
-    [Encode(codec) for codec in (TwoValued(), Sparse())],
-)
+rearranged = st.sampled_from([ts.Encode(TwoValued()), ts.Encode(Sparse())])
 lossless = st.one_of(
-    st.builds(Compress, level=st.integers(1, 22), min_ratio=st.floats(1, 100)),
-    st.builds(Encode, st.builds(Zstd, level=levels)),
-    st.builds(Encode, st.builds(Lossless, level=st.integers(1, 22), min_ratio=st.floats(1, 100))),
+    st.builds(ts.Compress, level=st.integers(1, 22), min_ratio=st.floats(1, 100)),
+    st.builds(ts.Encode, st.builds(Zstd, level=levels)),
+    st.builds(ts.Encode, st.builds(Lossless, level=st.integers(1, 22), min_ratio=st.floats(1, 100))),
 )
 memories = st.builds(Memory, budget=budgets)
-in_memory = st.just(CpuOffload()) | st.builds(StoreIn, memories)
+in_memory = st.just(ts.CpuOffload()) | st.builds(ts.StoreIn, memories)
 directories = st.none() | texts
 disks = st.builds(Disk, directory=directories, budget=budgets, direct=st.booleans())
 on_disk = st.one_of(
-    st.builds(DiskSpill, directories, budget=budgets),
-    st.builds(StoreIn, disks | st.builds(Memory, budget=st.integers(4096, 2**40), then=disks)),
+    st.builds(ts.DiskSpill, directories, budget=budgets),
+    st.builds(ts.StoreIn, disks | st.builds(Memory, budget=st.integers(4096, 2**40), then=disks)),
 )
 stages = [masks, rearranged, lossless, in_memory, on_disk]
 lossy_stages = [masks, lossy, lossless, in_memory, on_disk]
 
 
 def routes(uses):
-    rules = st.lists(st.builds(Rule, selectors, uses), max_size=3)
-    return st.builds(lambda rules, otherwise: Route(tuple(rules), otherwise), rules, uses)
+    rules = st.lists(st.builds(ts.Rule, selectors, uses), max_size=3)
+    return st.builds(lambda rules, otherwise: ts.Route(tuple(rules), otherwise), rules, uses)
 
 
 def step_lists(stage_steps):
     """Policies that can follow one another: of each stage at most one, possibly as a route."""
     # Strategies are made here once, not in each example.
     nothing = st.just(())
-    keep = st.sampled_from([*([()] * 9), (Keep(),)])
+    keep = st.sampled_from([*([()] * 9), (ts.Keep(),)])
     parts = []
     for stage in stage_steps:
-        step = stage | routes(stage | st.just(Keep()))
+        step = stage | routes(stage | st.just(ts.Keep()))
         parts += [nothing | step.map(lambda step: (step,)), keep]
     return st.tuples(*parts).map(lambda parts: sum(parts, ()))
 
 
-chains = (step_lists(stages) | step_lists(lossy_stages)).map(Chain)
-single = st.one_of(st.just(Keep()), lossy, *stages)
+chains = (step_lists(stages) | step_lists(lossy_stages)).map(ts.Chain)
+single = st.one_of(st.just(ts.Keep()), lossy, *stages)
 policies = st.one_of(single, chains, routes(single | chains))
 
 
@@ -119,3 +97,7 @@ def specs(draw):
         draw(st.sampled_from(["cpu", "cuda:0", "gpu:1", "sim:0"])),
         module=draw(st.sampled_from(["", "a", "a.b", "layers.0.mlp"])),
     )
+
+
+def eval_repr(policy):
+    return eval(repr(policy), {**vars(ts), **globals()})

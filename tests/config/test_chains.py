@@ -8,33 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_strategies import chains, policies, specs
 
-from tensorstash.codecs.affine import Affine
-from tensorstash.codecs.lossless import Lossless
-from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.sparse import Sparse
-from tensorstash.codecs.two_valued import TwoValued
-from tensorstash.codecs.zstd import Zstd
-from tensorstash.errors import ConfigError, PlanError
-from tensorstash.policies import (
-    Cast,
-    Chain,
-    Compress,
-    CpuOffload,
-    DiskSpill,
-    Encode,
-    Keep,
-    PackMasks,
-    Quantize,
-    Route,
-    Rule,
-    StoreIn,
-)
+import tensorstash as ts
+from tensorstash.codecs import Affine, Lossless, PackBits, Sparse, TwoValued, Zstd
+from tensorstash.errors import PlanError
 from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.policies.policy import in_text
 from tensorstash.policies.selectors import Dtypes, MinBytes
 from tensorstash.spec import TensorSpec, opaque_bytes
-from tensorstash.stores.disk.store import Disk
-from tensorstash.stores.memory import Memory
+from tensorstash.stores import Disk, Memory
 
 
 def spec(dtype="float32", device="cpu"):
@@ -44,21 +25,21 @@ def spec(dtype="float32", device="cpu"):
 @pytest.mark.parametrize(
     ("chain", "dtype", "device", "plan"),
     [
-        (Quantize() | CpuOffload(), "float32", "cuda:0", Plan((Affine(),), Memory())),
-        (Quantize() | CpuOffload(), "float32", "cpu", Plan((Affine(),))),
-        (Quantize() | CpuOffload(), "int64", "cuda:0", Plan((), Memory())),
-        (CpuOffload() | Quantize(), "float32", "cuda:0", Plan((Affine(),), Memory())),
-        (Quantize() | Compress(), "float32", "cpu", Plan((Affine(), Lossless()), Memory())),
-        (Quantize() | Compress(), "int64", "cpu", Plan((Lossless(),), Memory())),
-        (PackMasks() | Compress(), "bool", "cpu", Plan((PackBits(), Lossless()), Memory())),
-        (PackMasks() | Quantize(), "bool", "cpu", Plan((PackBits(),))),
-        (Compress() | CpuOffload(), "int8", "cuda:0", Plan((Lossless(),), Memory())),
-        (CpuOffload() | DiskSpill("/x"), "int8", "cuda:0", Plan((), Disk(directory="/x"))),
-        (Compress() | StoreIn(Memory(budget=9)), "int8", "cpu", Plan((Lossless(),), Memory(budget=9))),
-        (StoreIn(Memory(budget=9)) | CpuOffload(), "int8", "cuda:0", Plan((), Memory(budget=9))),
-        (DiskSpill("/x") | DiskSpill("/x"), "int8", "cpu", Plan((), Disk(directory="/x"))),
-        (Encode(Sparse()) | Encode(Zstd()), "float32", "cpu", Plan((Sparse(), Zstd()))),
-        (Encode(Sparse()) | Encode(Zstd()), "int8", "cpu", Plan((Zstd(),))),
+        (ts.Quantize() | ts.CpuOffload(), "float32", "cuda:0", Plan((Affine(),), Memory())),
+        (ts.Quantize() | ts.CpuOffload(), "float32", "cpu", Plan((Affine(),))),
+        (ts.Quantize() | ts.CpuOffload(), "int64", "cuda:0", Plan((), Memory())),
+        (ts.CpuOffload() | ts.Quantize(), "float32", "cuda:0", Plan((Affine(),), Memory())),
+        (ts.Quantize() | ts.Compress(), "float32", "cpu", Plan((Affine(), Lossless()), Memory())),
+        (ts.Quantize() | ts.Compress(), "int64", "cpu", Plan((Lossless(),), Memory())),
+        (ts.PackMasks() | ts.Compress(), "bool", "cpu", Plan((PackBits(), Lossless()), Memory())),
+        (ts.PackMasks() | ts.Quantize(), "bool", "cpu", Plan((PackBits(),))),
+        (ts.Compress() | ts.CpuOffload(), "int8", "cuda:0", Plan((Lossless(),), Memory())),
+        (ts.CpuOffload() | ts.DiskSpill("/x"), "int8", "cuda:0", Plan((), Disk(directory="/x"))),
+        (ts.Compress() | ts.StoreIn(Memory(budget=9)), "int8", "cpu", Plan((Lossless(),), Memory(budget=9))),
+        (ts.StoreIn(Memory(budget=9)) | ts.CpuOffload(), "int8", "cuda:0", Plan((), Memory(budget=9))),
+        (ts.DiskSpill("/x") | ts.DiskSpill("/x"), "int8", "cpu", Plan((), Disk(directory="/x"))),
+        (ts.Encode(Sparse()) | ts.Encode(Zstd()), "float32", "cpu", Plan((Sparse(), Zstd()))),
+        (ts.Encode(Sparse()) | ts.Encode(Zstd()), "int8", "cpu", Plan((Zstd(),))),
     ],
 )
 def test_steps_work_on_what_earlier_steps_left(chain, dtype, device, plan):
@@ -66,28 +47,29 @@ def test_steps_work_on_what_earlier_steps_left(chain, dtype, device, plan):
 
 
 def test_a_codec_sees_the_dtype_an_earlier_step_made():
-    chain = Cast("bfloat16") | Encode(OnlyBfloat16())
+    chain = ts.Cast("bfloat16") | ts.Encode(OnlyBfloat16())
     assert chain.plan(spec()).codecs[1:] == (OnlyBfloat16(),)
-    assert Encode(OnlyBfloat16()).plan(spec()).keeps
+    assert ts.Encode(OnlyBfloat16()).plan(spec()).keeps
 
 
 def test_array_codecs_skip_what_has_become_bytes():
-    chain = Encode(FloatsToBytes()) | Encode(AnyArray())
+    chain = ts.Encode(FloatsToBytes()) | ts.Encode(AnyArray())
     assert chain.plan(spec()).codecs == (FloatsToBytes(),)
     assert chain.plan(spec("int8")).codecs == (AnyArray(),)
 
 
 def test_selectors_see_the_tensor_as_it_was_saved():
-    chain = Quantize() | Route((Rule(Dtypes("float32") & MinBytes(512), DiskSpill("/x")),), otherwise=CpuOffload())
+    rule = ts.Rule(Dtypes("float32") & MinBytes(512), ts.DiskSpill("/x"))
+    chain = ts.Quantize() | ts.Route((rule,), otherwise=ts.CpuOffload())
     assert chain.plan(spec()).store == Disk(directory="/x")
     assert chain.plan(spec("float16", "cuda:0")).store == Memory()
 
 
 def test_reasons_of_steps_that_did_nothing_are_told_together():
-    assert (Quantize() | PackMasks() | CpuOffload()).plan(spec("int8")).reason == (
+    assert (ts.Quantize() | ts.PackMasks() | ts.CpuOffload()).plan(spec("int8")).reason == (
         "int8 is never quantized; int8 is not a mask; already in host memory"
     )
-    assert (Quantize() | DiskSpill("/x")).plan(spec("int8")).reason == ""
+    assert (ts.Quantize() | ts.DiskSpill("/x")).plan(spec("int8")).reason == ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,16 +121,16 @@ class FloatsToBytes(AnyArray):
 
 
 IMPOSSIBLE = [
-    (Compress(), Quantize()),
-    (Compress(), Cast()),
-    (Encode(Zstd()), Quantize()),
-    (Quantize(), Quantize(4)),
-    (Cast(), Cast("float16")),
-    (Encode(Sparse()), Quantize()),
-    (DiskSpill("/x"), Compress()),
-    (DiskSpill("/x"), CpuOffload()),
-    (DiskSpill("/x"), StoreIn(Memory())),
-    (DiskSpill("/x"), DiskSpill("/y")),
+    (ts.Compress(), ts.Quantize()),
+    (ts.Compress(), ts.Cast()),
+    (ts.Encode(Zstd()), ts.Quantize()),
+    (ts.Quantize(), ts.Quantize(4)),
+    (ts.Cast(), ts.Cast("float16")),
+    (ts.Encode(Sparse()), ts.Quantize()),
+    (ts.DiskSpill("/x"), ts.Compress()),
+    (ts.DiskSpill("/x"), ts.CpuOffload()),
+    (ts.DiskSpill("/x"), ts.StoreIn(Memory())),
+    (ts.DiskSpill("/x"), ts.DiskSpill("/y")),
 ]
 
 
@@ -157,9 +139,9 @@ IMPOSSIBLE = [
     "wrap",
     [
         lambda policy: policy,
-        lambda policy: Keep() | policy,
-        lambda policy: Route((Rule(MinBytes(1), policy),)),
-        lambda policy: Route((), otherwise=policy),
+        lambda policy: ts.Keep() | policy,
+        lambda policy: ts.Route((ts.Rule(MinBytes(1), policy),)),
+        lambda policy: ts.Route((), otherwise=policy),
         lambda policy: Foreign(policy),
     ],
     ids=["plain", "in a chain", "in a rule", "as otherwise", "foreign"],
@@ -175,14 +157,15 @@ def test_impossible_order_is_refused_at_construction_and_names_both_steps(first,
 
 def test_masks_are_not_packed_twice():
     with pytest.raises(PlanError, match="write pack_masks once"):
-        PackMasks() | PackMasks()
+        ts.PackMasks() | ts.PackMasks()
 
 
 def test_what_looks_for_masks_leaves_floats_to_those_who_encode_all_of_them():
-    for step in (Quantize(), Cast(), Compress(), Encode(Sparse()), Encode(Zstd())):
-        assert (PackMasks() | step).plan(spec()) == step.plan(spec())
-        assert ((PackMasks() | Keep()) | (step | DiskSpill("/x"))).plan(spec()) == (step | DiskSpill("/x")).plan(spec())
-    masks = PackMasks() | DiskSpill("/x")
+    for step in (ts.Quantize(), ts.Cast(), ts.Compress(), ts.Encode(Sparse()), ts.Encode(Zstd())):
+        assert (ts.PackMasks() | step).plan(spec()) == step.plan(spec())
+        spilled = step | ts.DiskSpill("/x")
+        assert ((ts.PackMasks() | ts.Keep()) | spilled).plan(spec()) == spilled.plan(spec())
+    masks = ts.PackMasks() | ts.DiskSpill("/x")
     assert masks.plan(spec()).codecs == (TwoValued(),)
 
 
@@ -204,39 +187,18 @@ class Foreign:
 
 
 def test_foreign_policies_chain_on_either_side():
-    assert (Foreign(Quantize()) | DiskSpill("/x")).plan(spec()) == Plan((Affine(),), Disk(directory="/x"))
-    assert (Quantize() | Foreign(Compress())).plan(spec()) == Plan((Affine(), Lossless()), Memory())
-    assert (Keep() | Foreign(Quantize())).plan(spec("int8")).reason == "int8 is never quantized"
+    assert (Foreign(ts.Quantize()) | ts.DiskSpill("/x")).plan(spec()) == Plan((Affine(),), Disk(directory="/x"))
+    assert (ts.Quantize() | Foreign(ts.Compress())).plan(spec()) == Plan((Affine(), Lossless()), Memory())
+    assert (ts.Keep() | Foreign(ts.Quantize())).plan(spec("int8")).reason == "int8 is never quantized"
 
 
 @given(chains, st.integers(0, 6), st.integers(0, 6))
 def test_grouping_does_not_matter(chain, first, second):
     low, high = sorted((first, second))
-    a, b, c = (Chain(part) for part in (chain.steps[:low], chain.steps[low:high], chain.steps[high:]))
+    a, b, c = (ts.Chain(part) for part in (chain.steps[:low], chain.steps[low:high], chain.steps[high:]))
     assert (a | b) | c == a | (b | c) == chain
 
 
 @given(policies, specs())
 def test_keep_is_neutral(policy, spec):
-    assert (Keep() | policy).plan(spec) == policy.plan(spec) == (policy | Keep()).plan(spec)
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: Chain(Keep()), r"chain.steps: got Keep\(\), expected a tuple of policies"),
-        (lambda: Keep() | 3, r"chain.steps\[1\]: got 3, expected a policy"),
-        (lambda: 3 | Keep(), r"chain.steps\[0\]: got 3, expected a policy"),
-        (
-            lambda: Keep() | Quantize,
-            r"chain.steps\[1\]: got the class Quantize, expected a policy such as Quantize\(\)",
-        ),
-        (
-            lambda: Zstd() | Keep(),
-            r"chain.steps\[0\]: got the codec Zstd\(level=1, shuffle=False\).*write Encode\(Zstd",
-        ),
-    ],
-)
-def test_what_is_no_policy_is_refused(build, message):
-    with pytest.raises(ConfigError, match=message):
-        build()
+    assert (ts.Keep() | policy).plan(spec) == policy.plan(spec) == (policy | ts.Keep()).plan(spec)

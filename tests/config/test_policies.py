@@ -2,31 +2,15 @@
 
 import pytest
 from hypothesis import given
-from policy_strategies import policies, specs
+from policy_strategies import eval_repr, policies, specs
 
-from tensorstash.codecs.affine import Affine
-from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.sparse import Sparse
-from tensorstash.codecs.two_valued import TwoValued
-from tensorstash.codecs.zstd import Zstd
+import tensorstash as ts
+from tensorstash.codecs import Affine, PackBits, Sparse, TwoValued, Zstd
 from tensorstash.errors import ConfigError, PlanError
-from tensorstash.policies import (
-    Cast,
-    Compress,
-    DiskSpill,
-    Encode,
-    Keep,
-    PackMasks,
-    Quantize,
-    Route,
-    Rule,
-    StoreIn,
-)
 from tensorstash.policies.plan import HookPolicy, Plan
-from tensorstash.policies.selectors import MinBytes, ModuleNames
+from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MinBytes, ModuleNames, Not
 from tensorstash.spec import DTYPES, TensorSpec
-from tensorstash.stores.disk.store import Disk
-from tensorstash.stores.memory import Memory
+from tensorstash.stores import Disk, Memory
 
 
 def spec(dtype="float32", device="cpu", shape=(8, 16), **more):
@@ -35,11 +19,11 @@ def spec(dtype="float32", device="cpu", shape=(8, 16), **more):
 
 def test_disk_spill_takes_every_tensor():
     for dtype in DTYPES:
-        assert DiskSpill("/x", budget="1 KiB").plan(spec(dtype)) == Plan((), Disk(directory="/x", budget=1024))
+        assert ts.DiskSpill("/x", budget="1 KiB").plan(spec(dtype)) == Plan((), Disk(directory="/x", budget=1024))
 
 
 @pytest.mark.parametrize("dtype", [name for name, dtype in DTYPES.items() if dtype.kind != "float"])
-@pytest.mark.parametrize("policy", [Quantize(), Cast()])
+@pytest.mark.parametrize("policy", [ts.Quantize(), ts.Cast()])
 def test_only_floating_point_is_ever_quantized_or_cast(policy, dtype):
     plan = policy.plan(spec(dtype))
     assert plan.keeps
@@ -47,10 +31,10 @@ def test_only_floating_point_is_ever_quantized_or_cast(policy, dtype):
 
 
 def test_pack_masks_packs_booleans_and_looks_at_floats_of_the_host():
-    assert PackMasks().plan(spec("float32")) == Plan((TwoValued(),))
-    assert PackMasks().plan(spec("float32", device="cuda:0")).reason == "float32 is not a mask"
-    assert PackMasks().plan(spec("bool")) == Plan((PackBits(),))
-    assert PackMasks().plan(spec("uint8")).reason == "uint8 is not a mask"
+    assert ts.PackMasks().plan(spec("float32")) == Plan((TwoValued(),))
+    assert ts.PackMasks().plan(spec("float32", device="cuda:0")).reason == "float32 is not a mask"
+    assert ts.PackMasks().plan(spec("bool")) == Plan((PackBits(),))
+    assert ts.PackMasks().plan(spec("uint8")).reason == "uint8 is not a mask"
 
 
 def test_codecs_are_asked_about_the_dense_payload():
@@ -67,18 +51,18 @@ def test_codecs_are_asked_about_the_dense_payload():
 
         encode = decode = encoded_spec
 
-    Encode(Picky()).plan(TensorSpec((3, 4), (1, 8), 12, "float32", "cpu"))
+    ts.Encode(Picky()).plan(TensorSpec((3, 4), (1, 8), 12, "float32", "cpu"))
     assert Picky.seen == ((4, 3), (3, 1), 0)
 
 
 def test_first_rule_that_selects_decides():
-    route = Route(
+    route = ts.Route(
         (
-            Rule(ModuleNames("head"), Keep()),
-            Rule(MinBytes(1024), DiskSpill("/big")),
-            Rule(MinBytes(256), Quantize()),
+            ts.Rule(ModuleNames("head"), ts.Keep()),
+            ts.Rule(MinBytes(1024), ts.DiskSpill("/big")),
+            ts.Rule(MinBytes(256), ts.Quantize()),
         ),
-        otherwise=PackMasks(),
+        otherwise=ts.PackMasks(),
     )
     big = spec(shape=(16, 16))
     assert route.plan(spec(shape=(16, 16), module="head.linear")).keeps
@@ -103,12 +87,6 @@ def test_alternatives_are_without_repetition(policy):
     assert hash(policy) == hash(eval_repr(policy))
 
 
-def eval_repr(policy):
-    import policy_strategies
-
-    return eval(repr(policy), vars(policy_strategies))
-
-
 @given(policies, specs())
 def test_every_codec_accepts_what_it_will_be_given(policy, spec):
     at = spec.dense()
@@ -120,19 +98,43 @@ def test_every_codec_accepts_what_it_will_be_given(policy, spec):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Quantize(3), "quantize: affine.bits: got 3, expected one of 2, 4, 8"),
-        (lambda: Quantize(seed=1.5), "quantize: affine.seed: got 1.5"),
-        (lambda: Compress(level=99), "compress: lossless.level: got 99"),
-        (lambda: Cast("int8"), "cast: .*int8"),
-        (lambda: DiskSpill(budget="lots"), "disk_spill: disk.budget: got 'lots'"),
-        (lambda: Encode(Zstd), "encode.codec: got <class .*Zstd'>, expected a codec"),
-        (lambda: StoreIn(Zstd()), r"store_in.store: got Zstd\(level=1, shuffle=False\), expected a store"),
-        (lambda: Rule(Keep(), Keep()), r"rule.when: got Keep\(\), expected a selector"),
-        (lambda: Rule(MinBytes(1), MinBytes(1)), r"rule.use: got MinBytes\(size=1\), expected a policy"),
-        (lambda: Route(Rule(MinBytes(1), Keep())), r"route.rules: got Rule\(.*\), expected a tuple of Rule"),
-        (lambda: Route(((MinBytes(1), Keep()),)), r"route.rules\[0\]: got \(.*\), expected Rule\(when, use\)"),
-        (lambda: Route((), otherwise=Keep), r"route.otherwise: got the class Keep, expected a policy such as Keep\(\)"),
-        (lambda: Route((), otherwise=Memory()), r"got the store .*; write StoreIn\(Memory\(budget=None, then=None\)\)"),
+        (lambda: ts.Quantize(3), "quantize: affine.bits: got 3, expected one of 2, 4, 8"),
+        (lambda: ts.Quantize(seed=1.5), "quantize: affine.seed: got 1.5"),
+        (lambda: ts.Compress(level=99), "compress: lossless.level: got 99"),
+        (lambda: ts.Cast("int8"), "cast: .*int8"),
+        (lambda: ts.DiskSpill(budget="lots"), "disk_spill: disk.budget: got 'lots'"),
+        (lambda: ts.Encode(Zstd), "encode.codec: got <class .*Zstd'>, expected a codec"),
+        (lambda: ts.StoreIn(Zstd()), r"store_in.store: got Zstd\(level=1, shuffle=False\), expected a store"),
+        (lambda: ts.Rule(ts.Keep(), ts.Keep()), r"rule.when: got Keep\(\), expected a selector"),
+        (lambda: ts.Rule(MinBytes(1), MinBytes(1)), r"rule.use: got MinBytes\(size=1\), expected a policy"),
+        (lambda: ts.Route(ts.Rule(MinBytes(1), ts.Keep())), r"route.rules: got Rule\(.*\), expected a tuple of Rule"),
+        (lambda: ts.Route(((MinBytes(1), ts.Keep()),)), r"route.rules\[0\]: got \(.*\), expected Rule\(when, use\)"),
+        (lambda: ts.Route((), otherwise=ts.Keep), r"route.otherwise: got the class Keep, .* such as Keep\(\)"),
+        (lambda: ts.Route((), otherwise=Memory()), r"got the store .*; write StoreIn\(Memory\(budget=None, then=None"),
+        (lambda: ts.Chain(ts.Keep()), r"chain.steps: got Keep\(\), expected a tuple of policies"),
+        (lambda: ts.Keep() | 3, r"chain.steps\[1\]: got 3, expected a policy"),
+        (lambda: 3 | ts.Keep(), r"chain.steps\[0\]: got 3, expected a policy"),
+        (
+            lambda: ts.Keep() | ts.Quantize,
+            r"chain.steps\[1\]: got the class Quantize, expected a policy such as Quantize\(\)",
+        ),
+        (
+            lambda: Zstd() | ts.Keep(),
+            r"chain.steps\[0\]: got the codec Zstd\(level=1, shuffle=False\).*write Encode\(Zstd",
+        ),
+        (lambda: MinBytes("3 parsecs"), "min_bytes.size: got '3 parsecs', expected a number of bytes"),
+        (lambda: MinBytes(-1), "min_bytes.size: got -1"),
+        (lambda: MinBytes(True), "min_bytes.size: got True"),
+        (lambda: Dtypes("flaot32"), "dtypes.names: unknown dtype 'flaot32'; did you mean 'float32'"),
+        (lambda: Dtypes(()), r"dtypes.names: got \(\), expected a text or a tuple of texts"),
+        (lambda: Dtypes((3,)), r"dtypes.names: got \(3,\)"),
+        (lambda: Devices(None), "devices.patterns: got None"),
+        (lambda: ModuleNames(("a", "")), r"module_names.patterns: got \('a', ''\)"),
+        (lambda: All(MinBytes(1)), r"all.of: got MinBytes\(size=1\), expected a tuple of selectors"),
+        (lambda: Any((MinBytes(1), 3)), r"any.of\[1\]: got 3, expected a selector"),
+        (lambda: Not(MinBytes), r"not.selector: got the class MinBytes, expected an instance"),
+        (lambda: Not(Zstd()), r"not.selector: got Zstd\(level=1, shuffle=False\), expected a selector"),
+        (lambda: MinBytes(1) & 3, r"all.of\[1\]: got 3, expected a selector"),
     ],
 )
 def test_bad_values_are_refused_at_construction(build, message):

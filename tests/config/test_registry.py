@@ -1,11 +1,9 @@
 """Names, what they stand for, and who may claim them."""
 
 import pkgutil
-import subprocess
 import sys
 from dataclasses import dataclass, is_dataclass, replace
 from importlib import import_module
-from textwrap import dedent
 from typing import ClassVar
 
 import pytest
@@ -18,6 +16,7 @@ from tensorstash.errors import ConfigError, MissingDependencyError
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Codec, Selector, StoreConfig
 from tensorstash.registry import lookup, names, register
+from tests.processes import output_of
 
 GROUPS = ["backends", "codecs", "policies", "selectors", "stores"]
 
@@ -124,79 +123,22 @@ def test_targets_that_are_no_class_are_refused(target, message):
         lookup("codecs", "mirror")
 
 
-PLUG_IN = """
-from dataclasses import dataclass
-from typing import ClassVar
-
-@dataclass(frozen=True, kw_only=True)
-class Flip:
-    name: ClassVar[str] = "flip"
-    lossless: ClassVar[bool] = True
-    kind: ClassVar[str] = "array->array"
-    times: int = 1
-
-    def accepts(self, spec, /):
-        return True
-
-    def encoded_spec(self, spec, /):
-        return spec
-
-    def encode(self, data, spec, /):
-        return ~data
-
-    decode = encode
+def test_plug_in_that_takes_a_built_in_name_makes_that_name_an_error_and_no_other(tmp_path):
+    info = tmp_path / "flipper-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flipper\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[tensorstash.codecs]\nzstd = flipper:Flip\n")
+    program = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import tensorstash.registry as registry
+from tensorstash.errors import ConfigError
+print(registry.lookup("codecs", "sparse").__module__)
+try:
+    registry.lookup("codecs", "zstd")
+except ConfigError as error:
+    print(error)
 """
-
-
-@pytest.fixture
-def distribution(tmp_path):
-    """Return a function that installs a package with these entry points of codecs, and one that runs code with it."""
-
-    def install(package, *points):
-        info = tmp_path / f"{package}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("\n".join(["[tensorstash.codecs]", *points]) + "\n")
-        (tmp_path / f"{package}.py").write_text(PLUG_IN)
-
-    def run(code):
-        program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{dedent(code)}"
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=400
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split("\n")[:-1]
-
-    return install, run
-
-
-def test_plug_in_is_found_by_its_entry_point_and_imported_on_first_use(distribution):
-    install, run = distribution
-    install("flipper", "flip = flipper:Flip")
-    assert run("""
-        import tensorstash.config as config, tensorstash.registry as registry
-        print("flip" in registry.names("codecs"), "flipper" in sys.modules)
-        policy = config.parse("flip:times=3 | disk_spill:directory=/x")
-        print(policy)
-        print(config.from_dict(config.to_dict(policy)) == policy)
-    """) == [
-        "True False",
-        "Chain(steps=(Encode(codec=Flip(times=3)), DiskSpill(directory='/x', budget=None)))",
-        "True",
-    ]
-
-
-def test_plug_in_that_takes_a_built_in_name_makes_that_name_an_error_and_no_other(distribution):
-    install, run = distribution
-    install("flipper", "zstd = flipper:Flip", "flip = flipper:Flip")
-    printed = run("""
-        import tensorstash.registry as registry
-        from tensorstash.errors import ConfigError
-        print(registry.lookup("codecs", "flip").__module__, registry.lookup("codecs", "sparse").__module__)
-        try:
-            registry.lookup("codecs", "zstd")
-        except ConfigError as error:
-            print(error)
-    """)
-    assert printed[0] == "flipper tensorstash.codecs.sparse"
-    assert "tensorstash.codecs.zstd:Zstd of tensorstash and by flipper:Flip of flipper" in printed[1]
+    other, taken = output_of(program).splitlines()
+    assert other == "tensorstash.codecs.sparse"
+    assert "tensorstash.codecs.zstd:Zstd of tensorstash and by flipper:Flip of flipper" in taken
