@@ -8,8 +8,6 @@ from time import monotonic
 from typing import Any
 from weakref import ref
 
-from tensorstash.host.forks import renew_after_fork
-
 LOOK_AGAIN_S = 0.02
 """Longest delay, in seconds, until a waiting thread notices bytes that came back by themselves."""
 
@@ -84,11 +82,6 @@ class ByteBudget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._peak = 0
-        self.after_fork()
-        renew_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Forget leases of threads that are not there any more."""
         self._lock = threading.Lock()
         self._waiting: set[threading.Lock] = set()
         self.taken = 0

@@ -5,7 +5,6 @@ between them leaves the lock taken, and the thread that does the work waits for 
 is one operation of C, which no signal handler can divide.
 """
 
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -29,14 +28,13 @@ class Future(Generic[R]):
     42
     """
 
-    __slots__ = ("_ended", "_ends", "_gates", "_pid", "_work")
+    __slots__ = ("_ended", "_ends", "_gates", "_work")
 
     def __init__(self, work: Callable[[], R], ended: Callable[[], object] | None = None) -> None:
         self._work = [work]  # who takes it out does it, or has cancelled it
         self._ended = [] if ended is None else [ended]
         self._ends: list[tuple[Any, BaseException | None]] = []  # the first counts
         self._gates: list[threading.Lock] = []
-        self._pid = os.getpid()
 
     def run(self) -> None:
         """Do the work, unless somebody does it or has cancelled it; an exception that ends the thread is raised."""
@@ -120,9 +118,6 @@ class Future(Generic[R]):
             ended()
 
     def _wait(self, timeout_s: float | None) -> None:
-        if self._pid != os.getpid():  # then nobody is at it, and it is not waited for
-            self.fail(RuntimeError("ended with its thread, which a forked process does not have"))
-            return
         gate = threading.Lock()
         gate.acquire()
         self._gates.append(gate)

@@ -9,7 +9,6 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
 
-from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.futures import Future
 
 R = TypeVar("R")
@@ -22,7 +21,7 @@ class Workers:
 
     Threads start with the work that needs them and end when the last reference to this object goes, after all
     work submitted until then. At interpreter exit work that has not begun is dropped; running work has five seconds to
-    end, so that a device that hangs keeps no process alive. A forked child, which inherits no threads, gets new ones.
+    end, so that a device that hangs keeps no process alive.
 
     A thread that has died is replaced, and so is one whose work takes longer than ``timeout_s``, as soon as there is
     other work; whoever waits for it gets a :class:`RuntimeError` or a :class:`TimeoutError`, and a late
@@ -38,18 +37,11 @@ class Workers:
     42
     """
 
-    __slots__ = ("__weakref__", "_name", "_pool", "_threads", "timeout_s")
+    __slots__ = ("__weakref__", "_pool", "timeout_s")
 
     def __init__(self, name: str, threads: int, *, timeout_s: float = math.inf) -> None:
-        self._name = name
-        self._threads = threads
         self.timeout_s = timeout_s
-        self.after_fork()
-        renew_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Begin without threads and without work."""
-        self._pool = _ThreadPool(self, self._name, self._threads)
+        self._pool = _ThreadPool(self, name, threads)
 
     def submit(self, work: Callable[[], R], *, ended: Callable[[], object] | None = None) -> Future[R]:
         """Run ``work`` once: later, or now where no thread can be started, such as while the interpreter exits.
