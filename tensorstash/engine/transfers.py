@@ -35,7 +35,7 @@ from tensorstash.abilities import Backend, Event, Stream, Streams
 from tensorstash.engine.transfer import SideStream, Transfer
 from tensorstash.errors import is_out_of_memory
 from tensorstash.host.arrays import Array, as_bytes
-from tensorstash.host.budget import ByteBudget, Lease, Shares, device_share_of
+from tensorstash.host.budget import ByteBudget, Lease, Shares
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.policies.limits import AUTO, Limits
 from tensorstash.spec import TensorSpec
@@ -282,5 +282,5 @@ def transfers_of(backend: Backend[Any], limits: Limits, shares: Shares) -> Trans
     transfers = Transfers(streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
     for budget, limit in ((transfers.out_budget, limits.in_flight), (transfers.back_budget, limits.ahead)):
         if limit == AUTO:
-            shares.follow(budget, device_share_of)
+            shares.follow_on_device(budget)
     return transfers
