@@ -39,7 +39,7 @@ def forked(child: Callable[[], object]) -> int:
 @contextmanager
 def locks_held() -> Iterator[list[Any]]:
     """Hold all locks of the package's objects, as threads may at the fork, which the child does not have."""
-    owners = [thing for thing in gc.get_objects() if type(thing).__module__.startswith("tensorstash")]
+    owners = [thing for thing in gc.get_objects() if str(type(thing).__module__).startswith("tensorstash")]
     locks = [getattr(owner, name, None) for owner in owners for name in ("_lock", "lock")]
     with ExitStack() as held:
         yield [held.enter_context(lock) for lock in locks if isinstance(lock, _LOCK)]
