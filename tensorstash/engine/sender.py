@@ -102,7 +102,7 @@ class Sender:
         else:
             captured = self.writers.submit(partial(_capture, ref(content)))
             try:
-                captured.exception(self.writers.timeout_s)
+                captured.outcome(self.writers.timeout_s)
             except TimeoutError as error:
                 self.writers.abandon()
                 raise StoreError(

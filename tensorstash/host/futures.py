@@ -72,22 +72,18 @@ class Future(Generic[R]):
         """Whether it has its end."""
         return bool(self._ends)
 
-    def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """Wait for the end, in seconds or for as long as it takes, and return its error; None if it has a result.
+    def outcome(self, timeout_s: float | None = None) -> tuple[Any, BaseException | None]:
+        """Wait for the end, in seconds or for as long as it takes; return its result and its error, or None for each.
 
         Raises:
             TimeoutError: it has not ended in time.
         """
-        return self.outcome(timeout_s)[1]
-
-    def outcome(self, timeout_s: float | None = None) -> tuple[Any, BaseException | None]:
-        """Wait for the end, as :meth:`exception` does, and return its result and its error, of which one is None."""
         if not self._ends:
             self._wait(timeout_s)
         return self._ends[0]
 
     def result(self, timeout_s: float | None = None) -> R:
-        """Wait for the end, as :meth:`exception` does, and return its result.
+        """Wait for the end, as :meth:`outcome` does, and return its result.
 
         Raises:
             BaseException: the exception of the work; a CancelledError if it was cancelled, a RuntimeError if its thread
