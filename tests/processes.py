@@ -1,5 +1,6 @@
 """Processes of the tests' own: copies of this one in the middle of a test, and programs."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -13,8 +14,6 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import pytest
-
-from tensorstash.host.forks import _LIVE
 
 WATCHDOG_S = 60
 """A tenth of what sessions wait by default for what does not answer."""
@@ -39,16 +38,11 @@ def forked(child: Callable[[], object]) -> int:
 
 @contextmanager
 def locks_held() -> Iterator[list[Any]]:
-    """Hold all locks that a child makes anew, as threads may at the fork, which the child does not have."""
-    owners = [getattr(thing, "_pool", thing) for thing in list(_LIVE)]  # workers make their pool anew with its lock
-    locks = [lock for owner in owners if isinstance(lock := getattr(owner, "_lock", None), _LOCK)]
-    for lock in locks:
-        lock.acquire()
-    try:
-        yield locks
-    finally:
-        for lock in locks:
-            lock.release()
+    """Hold all locks of the package's objects, as threads may at the fork, which the child does not have."""
+    owners = [thing for thing in gc.get_objects() if str(type(thing).__module__).startswith("tensorstash")]
+    locks = [getattr(owner, name, None) for owner in owners for name in ("_lock", "lock")]
+    with ExitStack() as held:
+        yield [held.enter_context(lock) for lock in locks if isinstance(lock, _LOCK)]
 
 
 class Program:

@@ -83,28 +83,12 @@ def test_what_the_user_has_set_is_left_alone():
 
 
 @pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to advise elsewhere")
-@pytest.mark.parametrize(
-    ("enabled", "variable", "value"),
-    [
-        (
-            "always [madvise] never",
-            "GLIBC_TUNABLES",
-            "mine=1:glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1048576",
-        ),
-        ("always madvise [never]", "MALLOC_MMAP_THRESHOLD_", "1048576"),
-        (None, "MALLOC_MMAP_THRESHOLD_", "1048576"),
-    ],
-)
-def test_huge_pages_are_set_where_the_system_has_them(tmp_path, monkeypatch, enabled, variable, value):
-    file = tmp_path / "enabled"
-    if enabled is not None:
-        file.write_text(enabled)
-    monkeypatch.setattr(allocator, "_HUGE_PAGES_FILE", str(file))
+def test_where_mimalloc_is_not_installed_freed_blocks_leave_and_are_huge_pages(monkeypatch):
     monkeypatch.setattr(allocator, "mimalloc_library", lambda: None)
-    monkeypatch.setattr(allocator, "_glibc", lambda: (2, 36))
-    assert allocator.advised_environment({"GLIBC_TUNABLES": "mine=1"}) == {"GLIBC_TUNABLES": "mine=1", variable: value}
-    monkeypatch.setattr(allocator, "_glibc", lambda: (2, 31))
-    assert allocator.advised_environment({}) == {"MALLOC_MMAP_THRESHOLD_": "1048576"}
+    advised = allocator.advised_environment({"GLIBC_TUNABLES": "mine=1"})
+    assert advised == {"GLIBC_TUNABLES": "mine=1:glibc.malloc.hugetlb=1", "MALLOC_MMAP_THRESHOLD_": "1048576"}
+    assert allocator.advised_environment(advised) == advised
+    assert float(run(FRAGMENT, "as it is", **advised)) > 0.9
 
 
 @pytest.mark.skipif(not ON_GLIBC, reason="there is nothing to preload elsewhere")

@@ -68,6 +68,17 @@ started.wait()
 """
 
 
+LATE = """
+import atexit
+atexit.register(lambda: print(workers.submit(threading.get_ident).result(0) == threading.get_ident()))
+import threading
+from tensorstash.host.workers import Workers
+
+workers = Workers("test", 1)
+workers.submit(lambda: None).result()
+"""
+
+
 @pytest.fixture
 def gate():
     """An event that is set at the end, so that no thread is left behind."""
@@ -91,12 +102,16 @@ def kill(thread):
     assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)) == 1
 
 
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
+
+
 @pytest.fixture
 def quiet(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
 
 
-def test_an_error_and_a_result_keep_nothing_alive():
+def test_an_error_and_a_result_keep_nothing_alive(monkeypatch):
     class Payload:
         pass
 
@@ -108,9 +123,9 @@ def test_an_error_and_a_result_keep_nothing_alive():
         assert workers.submit(lambda payload=payload: id(payload)).result()
         with pytest.raises(ZeroDivisionError):
             workers.submit(lambda payload=payload: 1 / 0).result()
-        workers.close()
+        monkeypatch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(ZeroDivisionError):
-            workers.submit(lambda payload=payload: 1 / 0).result()
+            Workers("test", 1).submit(lambda payload=payload: 1 / 0).result()
         sys.last_value = None
         del payload
         assert gone() is None
@@ -118,21 +133,18 @@ def test_an_error_and_a_result_keep_nothing_alive():
         gc.enable()
 
 
-def test_all_idle_threads_end_when_the_workers_are_closed(made):
+def test_all_idle_threads_end_with_their_owner(made):
     workers, meeting = made(3), threading.Barrier(3, timeout=400)
     for future in [workers.submit(meeting.wait) for _ in range(3)]:
         future.result(60)
     threads = list(made.threads())
-    workers.close()
+    del workers
     for thread in threads:
         thread.join(60)
     assert [thread.is_alive() for thread in threads] == [False] * 3
 
 
 def test_where_no_thread_can_be_started_work_is_done_by_the_caller_until_one_can(made, monkeypatch):
-    def refuse(thread):
-        raise RuntimeError("can't start new thread")
-
     workers, main = made(2), threading.get_ident()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert workers.submit(threading.get_ident).result(0) == main
@@ -168,7 +180,7 @@ def test_work_that_takes_too_long_is_given_up_and_what_it_returns_is_dropped(mad
     assert begun.wait(60)
     (lost,) = made.threads()
     with pytest.raises(TimeoutError):
-        hangs.exception(2 * timeout_s)
+        hangs.result(2 * timeout_s)
     assert workers.submit(lambda: threading.current_thread()).result(60) is not lost
     with pytest.raises(TimeoutError, match=r"longer than 0\.01 seconds"):
         hangs.result(60)
@@ -192,9 +204,9 @@ def test_threads_end_with_their_owner_after_what_was_submitted(made, gate):
 
 
 @pytest.mark.parametrize(
-    ("program", "printed"), [(HANGS, ""), (ENDS, "ended\n"), (DROPS, "ended\n"), (IDLE, "ended\n")]
+    ("program", "printed"), [(HANGS, ""), (ENDS, "ended\n"), (DROPS, "ended\n"), (IDLE, "ended\n"), (LATE, "True\n")]
 )
-def test_at_exit_what_runs_has_a_few_seconds_and_what_waits_or_is_idle_ends(program, printed):
+def test_at_exit_running_work_has_a_few_seconds_and_nothing_else_waits(program, printed):
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=400)
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 
@@ -267,10 +279,14 @@ def test_who_is_told_of_the_end_finds_nothing_of_the_work_alive():
     assert alive == [False]
 
 
-def test_a_thread_that_is_killed_at_work_is_replaced_and_its_work_is_an_error(quiet):
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_a_thread_that_is_killed_at_work_is_replaced_and_its_work_is_an_error(is_begun, quiet, monkeypatch):
     workers = Workers("test", 1)
-    with pytest.raises(RuntimeError, match="ended its thread by SystemExit"):
-        workers.submit(sys.exit).result(60)
+    with monkeypatch.context() as patch:
+        if not is_begun:
+            patch.setattr(Future, "run", lambda job: sys.exit())
+        with pytest.raises(RuntimeError, match=r"ended (its thread by SystemExit|with its thread, which was killed)"):
+            workers.submit(sys.exit).result(60)
     assert workers.submit(lambda: "next").result(60) == "next"
 
 
@@ -299,18 +315,9 @@ def test_what_waits_behind_work_that_hangs_is_done_when_that_is_given_up(gate):
     hangs = workers.submit(gate.wait)
     waiting = workers.submit(lambda: "done")
     with pytest.raises(TimeoutError):
-        hangs.exception(0.02)
+        hangs.result(0.02)
     workers.abandon()
     assert waiting.result(60) == "done"
-
-
-def test_after_close_work_is_done_by_the_caller(made):
-    workers = made(1)
-    workers.submit(lambda: None).result()
-    (thread,) = made.threads()
-    workers.close()
-    thread.join(60)
-    assert workers.submit(threading.get_ident).result(0) == threading.get_ident()
 
 
 def test_it_has_one_end_and_the_first_counts():
@@ -321,7 +328,7 @@ def test_it_has_one_end_and_the_first_counts():
     future.fail(OSError("late"))
     future.run()
     assert future.done()
-    assert (future.result(), future.exception()) == ("result", None)
+    assert future.outcome() == ("result", None)
     assert ends == ["ended"]
 
 

@@ -1,6 +1,7 @@
 """The handles that the autograd graph holds in place of saved tensors, and the state that they share with a session."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from tensorstash.abilities import Backend, SupportsGraph
 from tensorstash.engine.advice import Adviser
@@ -11,6 +12,7 @@ from tensorstash.engine.readers import Learned, learn
 from tensorstash.engine.residency import Residency
 from tensorstash.engine.stretch import Stretch
 from tensorstash.errors import StashError, modified
+from tensorstash.host.forks import renew_after_fork
 from tensorstash.protocols import Demand
 from tensorstash.spec import TensorSpec
 
@@ -60,6 +62,20 @@ class SessionState:
         self.learned: Learned = {}
         self.was_asked = False
         """Whether a handle has been restored since this was last set to False."""
+        self.is_inherited = False
+        """Whether this process is a child, forked from the one that made the session."""
+        self._unpacked: Callable[[], object] = ledger.unpacked
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Refuse all that would need the threads, files and devices of the parent, whose locks may be held for ever."""
+        self.is_inherited = True
+        self._unpacked = _refuse
+
+    def refuse_child(self) -> None:
+        """Raise StashError in a forked child."""
+        if self.is_inherited:
+            _refuse()
 
     def step_began(self) -> None:
         """Forget that a handle was restored."""
@@ -86,7 +102,7 @@ class SessionState:
             return handle()
         self, content, spec, stretch = handle.state, handle.content, handle.spec, handle.stretch
         self.was_asked = True
-        self.ledger.unpacked()
+        self._unpacked()  # raises in a forked child
         if self.adviser.watches and self.compiled_graph is not None:
             self.adviser.asked(self.compiled_graph(), spec.nbytes)
         if stretch is not None:
@@ -130,6 +146,13 @@ class SessionState:
         if tensor is not source:  # else its version was compared
             content.raise_failure()
         return tensor
+
+
+def _refuse() -> NoReturn:
+    raise StashError(
+        "a stash or a wrap was made before this process was forked: it belongs to the parent, with all that it stored. "
+        "Make one of its own in the child; a model that is wrapped already needs tensorstash.unwrap(model) first"
+    )
 
 
 class KeptHandle:

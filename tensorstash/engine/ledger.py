@@ -10,7 +10,6 @@ from typing import Any
 from weakref import ref
 
 from tensorstash.engine.stats import StageStats, Stats, Tally
-from tensorstash.host.forks import renew_after_fork
 from tensorstash.spec import TensorSpec
 
 Sizes = defaultdict[int, "count[int]"]
@@ -34,8 +33,7 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.after_fork()
-        renew_after_fork(self)
+        self.lock = threading.Lock()
         self.kept: defaultdict[str, Sizes] = defaultdict(_sizes)
         """Tensors that were kept, by reason."""
         self.stashed = _sizes()
@@ -70,10 +68,6 @@ class Ledger:
         self.gone: deque[ref[Any]] = deque()
         """Payloads that have gone since somebody has looked."""
         self._returned = self.gone.append  # one for all: the collector looks at each
-
-    def after_fork(self) -> None:
-        """Make the lock anew."""
-        self.lock = threading.Lock()
 
     @property
     def stashed_bytes(self) -> int:

@@ -8,7 +8,6 @@ from weakref import ref
 from tensorstash.engine.content import Content, State
 from tensorstash.engine.stretch import TO_DEVICE, TO_HOST, Stretch
 from tensorstash.host.budget import ByteBudget, Lease
-from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pool import POOL
 from tensorstash.host.workers import Workers
 
@@ -53,11 +52,6 @@ class Prefetcher:
         self._waiting = 0  # bytes of those, some of which may have been asked for
         self._pause = 0  # requests until they are looked through again
         self._orders: OrderedDict[int, tuple[int, ...]] = OrderedDict()
-        self.after_fork()
-        renew_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Make the lock anew."""
         self._lock = threading.Lock()
 
     def asked(self, stretch: Stretch, index: int) -> None:

@@ -11,7 +11,6 @@ from tensorstash.abilities import SupportsGraph
 from tensorstash.engine.content import Content
 from tensorstash.engine.ladder import Fate, Ladder
 from tensorstash.engine.stats import Tally
-from tensorstash.host.forks import renew_after_fork
 
 _LOOKS = 8
 """Memories that are looked at per saved tensor, of the newest and of the others in turn: each look costs a microsecond,
@@ -52,11 +51,6 @@ class Residency:
         self._has_streams = False
         self.is_tight = False
         """Whether more than the limit is held, once those that have left last are on their way."""
-        self.after_fork()
-        renew_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Make the lock anew."""
         self._lock = threading.Lock()
 
     def leaving(self, content: Any = None, *, look: bool = True, all_of_them: bool = False) -> list[Any]:

@@ -9,7 +9,7 @@ from tensorstash.engine.content import Content
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import Places
 from tensorstash.errors import StoreError
-from tensorstash.host.budget import Lease, Shares
+from tensorstash.host.budget import ByteBudget, Lease, Shares
 from tensorstash.host.pool import IDLE_BYTES, POOL
 from tensorstash.host.workers import Workers
 from tensorstash.policies.limits import AUTO, Limits
@@ -26,10 +26,13 @@ class Sender:
         self.shares = Shares()
         """The bytes that may be on their way, where the limits do not say so."""
         self.writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
-        self.in_flight = self.shares.budget(limits.in_flight_bytes, is_share=limits.in_flight == AUTO)
+        self.in_flight = ByteBudget(limits.in_flight_bytes)
         """Bytes that are on their way."""
-        self.ahead = self.shares.budget(limits.ahead_bytes, is_share=limits.ahead == AUTO)
+        self.ahead = ByteBudget(limits.ahead_bytes)
         """Bytes that are read back early."""
+        for budget, limit in ((self.in_flight, limits.in_flight), (self.ahead, limits.ahead)):
+            if limit == AUTO:
+                self.shares.follow(budget)
         self._saving_bytes = self._saved_bytes = 0
         self._worth_bytes = IDLE_BYTES
 
@@ -99,7 +102,7 @@ class Sender:
         else:
             captured = self.writers.submit(partial(_capture, ref(content)))
             try:
-                captured.exception(self.writers.timeout_s)
+                captured.outcome(self.writers.timeout_s)
             except TimeoutError as error:
                 self.writers.abandon()
                 raise StoreError(
@@ -116,12 +119,7 @@ class Sender:
             nbytes: more than none.
         """
         used = self.in_flight.used
-        if not used:
-            return False
-        lease = self.in_flight.acquire(self.in_flight.limit - max(used - nbytes, 0), timeout_s=self.writers.timeout_s)
-        if lease is not None:
-            lease.release()
-        return lease is not None
+        return used > 0 and self.in_flight.wait(max(used - nbytes, 0), timeout_s=self.writers.timeout_s)
 
     def drain(self) -> None:
         """Wait until everything has been captured.
@@ -130,7 +128,7 @@ class Sender:
             StoreError: it was not within ``timeout_s``.
         """
         timeout_s = self.writers.timeout_s
-        if not self.in_flight.wait_until_unused(timeout_s=timeout_s):
+        if not self.in_flight.wait(0, timeout_s=timeout_s):
             used = self.in_flight.used
             self.writers.abandon()
             raise StoreError(f"{used} bytes are still on their way after {timeout_s} seconds")

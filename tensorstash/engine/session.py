@@ -114,7 +114,7 @@ class Session(Generic[T]):
         self.regions: dict[str, Region] = {}
         """The blocks of a model that may be computed again, by name."""
         self._border = None if budget is None else Border(self.regions, backend.streams, may_send=not only_keeps)
-        self.after_fork()
+        self._lock = threading.Lock()
         renew_after_fork(self)
 
     def __reduce__(self) -> NoReturn:
@@ -124,11 +124,12 @@ class Session(Generic[T]):
         )
 
     def after_fork(self) -> None:
-        """Make the lock anew."""
-        self._lock = threading.Lock()
+        """Keep all that is saved in blocks which a child was forked in."""
+        self._only_keeps = True
 
     def scope(self) -> Scope["Session[T]"]:
         """Return the scope that installs the hooks for this thread until a block ends."""
+        self.state.refuse_child()
         self.adviser.entered()
         if self.adviser.entries <= JUDGED_ENTRIES:
             self.adviser.judge_place(self.backend)
@@ -146,6 +147,8 @@ class Session(Generic[T]):
             self._border.passed(self._ladder.device, is_end=is_end)
 
     def _entry_ended(self) -> None:
+        if self.state.is_inherited:
+            return
         self._time(is_end=True)
         if self._residency is not None:
             self.sender.start(self._residency.leaving(all_of_them=True), self.places)
@@ -164,6 +167,7 @@ class Session(Generic[T]):
 
     def stats(self) -> Stats:
         """Return the statistics so far."""
+        self.state.refuse_child()
         stats = replace(self.state.ledger.snapshot(), process_peak=peak_bytes())
         if stats.stashed.tensors or stats.recomputed:
             stats = replace(stats, steps=self.adviser.steps_ended + 1)
@@ -185,6 +189,7 @@ class Session(Generic[T]):
             StoreError: they were not within the session's ``timeout_s``. They are given up, and not waited for again:
                 their tensors stay where they are, and are refused if they are modified.
         """
+        self.state.refuse_child()
         if self._residency is not None:
             self.sender.start(self._residency.clear(), self.places)
         with self._lock:

@@ -23,6 +23,7 @@ The source may be modified in place by the program after it was saved and before
 the tensor is refused when it is asked for, as autograd refuses it.
 """
 
+import os
 import sys
 import threading
 from collections import Counter
@@ -34,8 +35,7 @@ from tensorstash.abilities import Backend, Event, Stream, Streams
 from tensorstash.engine.transfer import SideStream, Transfer
 from tensorstash.errors import is_out_of_memory
 from tensorstash.host.arrays import Array, as_bytes
-from tensorstash.host.budget import ByteBudget, Lease, Shares, device_share_of
-from tensorstash.host.forks import renew_after_fork
+from tensorstash.host.budget import ByteBudget, Lease, Shares
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.policies.limits import AUTO, Limits
 from tensorstash.spec import TensorSpec
@@ -66,15 +66,9 @@ class Transfers:
         self.on_device = streams.on_device
         self.compute: Callable[[str], Any] = streams.current_stream
         """Returns the stream of a device's computation, as it is now; looked up once, since every copy asks."""
-        self._is_child = False
+        self._pid = os.getpid()
         self.was_full = False
         """Whether a device was full in this step, so that nothing is read ahead: each refusal makes it wait."""
-        self._lock = threading.Lock()
-        renew_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Make the lock anew; a child has no device, as the frameworks say when it asks for one."""
-        self._is_child = True
         self._lock = threading.Lock()
 
     def out(self, source: Any, held: Any, spec: TensorSpec, compute: Stream) -> Transfer | None:
@@ -151,7 +145,7 @@ class Transfers:
         Args:
             arrival: a copy back that nobody has asked for, if there was one.
         """
-        if self._is_child:  # whose copies are its parent's
+        if self._pid != os.getpid():  # a forked child, whose copies are its parent's
             return
         if arrival is not None:
             arrival.release()
@@ -266,7 +260,7 @@ class Transfers:
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Host memory must outlive the copies. Not while the interpreter ends: then the device may be gone already.
         # Nor in a forked child, which must not touch it.
-        if not is_finalizing() and not self._is_child:
+        if not is_finalizing() and self._pid == os.getpid():
             for (device, _), side in self._side_streams.items():
                 with self.on_device(device):  # a worker may be the last that knew it
                     side.finish()
@@ -288,5 +282,5 @@ def transfers_of(backend: Backend[Any], limits: Limits, shares: Shares) -> Trans
     transfers = Transfers(streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
     for budget, limit in ((transfers.out_budget, limits.in_flight), (transfers.back_budget, limits.ahead)):
         if limit == AUTO:
-            shares.follow(budget, device_share_of)
+            shares.follow_on_device(budget)
     return transfers

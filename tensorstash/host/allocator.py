@@ -34,15 +34,12 @@ CHOICE = "TENSORSTASH_ALLOCATOR"
 _M_MMAP_THRESHOLD = -3
 _THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 _TUNABLES = "GLIBC_TUNABLES"
-_HUGE_PAGES_SINCE = (2, 35)
-_HUGE_PAGES_FILE = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 @cache
-def _glibc() -> tuple[int, ...]:
-    """Return the version of glibc; empty where the C library is another one."""
-    name, version = platform.libc_ver()
-    return tuple(map(int, version.split(".")[:2])) if name == "glibc" else ()
+def _is_glibc() -> bool:
+    """Whether that is the C library."""
+    return platform.libc_ver()[0] == "glibc"
 
 
 def _is_set(environment: Mapping[str, str]) -> bool:
@@ -55,7 +52,7 @@ def returns_memory() -> bool:
 
     True where another allocator than glibc's is in use, and where glibc's threshold is set.
     """
-    return not _glibc() or preloaded_allocator() is not None or _is_set(os.environ)
+    return not _is_glibc() or preloaded_allocator() is not None or _is_set(os.environ)
 
 
 def return_freed_memory(threshold_bytes: int = MMAP_THRESHOLD_BYTES) -> bool:
@@ -70,7 +67,7 @@ def return_freed_memory(threshold_bytes: int = MMAP_THRESHOLD_BYTES) -> bool:
     Returns:
         Whether the setting was made; False where the C library is not glibc, or is replaced.
     """
-    if not _glibc() or preloaded_allocator() is not None:
+    if not _is_glibc() or preloaded_allocator() is not None:
         return False
     was_set = bool(ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, threshold_bytes))
     if was_set:
@@ -119,15 +116,14 @@ def advised_environment(environment: Mapping[str, str]) -> dict[str, str]:
     advised = dict(environment)
     preloaded = advised.get("LD_PRELOAD", "")
     is_replaced = any(f"lib{name}" in preloaded for name in ALLOCATORS)
-    if not _glibc() or _is_set(advised) or is_replaced or advised.get(CHOICE) == "leave":
+    if not _is_glibc() or _is_set(advised) or is_replaced or advised.get(CHOICE) == "leave":
         return advised
     if mimalloc := mimalloc_library():
         advised["LD_PRELOAD"] = f"{mimalloc}:{preloaded}".rstrip(":")
-    elif _has_huge_pages():
-        ours = f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={MMAP_THRESHOLD_BYTES}"
-        advised[_TUNABLES] = ":".join(filter(None, (advised.get(_TUNABLES), ours)))
     else:
         advised[_THRESHOLD] = str(MMAP_THRESHOLD_BYTES)
+        # Without effect before glibc 2.35, and where the system has no huge pages.
+        advised[_TUNABLES] = ":".join(filter(None, (advised.get(_TUNABLES), "glibc.malloc.hugetlb=1")))
     return advised
 
 
@@ -139,14 +135,3 @@ def mimalloc_library() -> str | None:
         return None
     path = next((str(Path(str(file.locate())).resolve()) for file in files if file.name == "libmimalloc.so"), "")
     return path if path and not {" ", ":"} & set(path) else None  # both end a name in LD_PRELOAD
-
-
-def _has_huge_pages() -> bool:
-    """Whether glibc can ask for transparent huge pages, and the system gives them."""
-    if _glibc() < _HUGE_PAGES_SINCE:
-        return False
-    try:
-        with open(_HUGE_PAGES_FILE, encoding="ascii") as file:
-            return "[never]" not in file.read()
-    except OSError:  # a system without them
-        return False

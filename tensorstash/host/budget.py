@@ -3,12 +3,9 @@
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
 from time import monotonic
 from typing import Any
 from weakref import ref
-
-from tensorstash.host.forks import renew_after_fork
 
 LOOK_AGAIN_S = 0.02
 """Longest delay, in seconds, until a waiting thread notices bytes that came back by themselves."""
@@ -33,20 +30,23 @@ class Lease:
     _entry: "_Entry"
 
     def release(self) -> None:
-        """Give the bytes back and wake who waits for them; idempotent."""
+        """Give the bytes back and wake threads that wait for some; idempotent."""
         budget = self._budget
         budget.returned(self._entry)
-        if budget._waiting:
-            budget._wake()
+        while budget._bells:
+            try:
+                budget._bells.pop().release()
+            except KeyError:  # another thread was faster
+                break
 
     def follow(self, owner: object, nbytes: int) -> None:
-        """Let so many of the bytes be in use for as long as an object lives, whatever becomes of this lease."""
-        budget, entry = self._budget, self._entry
+        """Let some of the bytes be in use for as long as an object lives, whatever becomes of this lease."""
+        budget = self._budget
         other = _Entry(owner, budget.returned)
-        other.nbytes = 0
         with budget._lock:
+            other.nbytes = nbytes
+            self._entry.nbytes -= nbytes
             budget._entries.add(other)
-            other.nbytes, entry.nbytes = nbytes, entry.nbytes - nbytes  # no call is between the two
 
 
 class _Entry(ref[Any]):
@@ -61,11 +61,9 @@ class _Entry(ref[Any]):
 class ByteBudget:
     """Bytes that may be in use at one time. Thread-safe.
 
-    A lease leaves a note when its last reference goes, by one operation of C; so whatever an interrupt ends, at
-    whichever moment, and whoever forgets to give bytes back: they come back with the lease. The bytes in use are a sum,
-    which is changed together with those of a lease, where no interrupt can come between; so a request takes the
-    same time however many leases there are. Those who wait are woken by :meth:`Lease.release`, and find out about
-    others soon.
+    A lease leaves a note when its last reference goes, by one operation of C, and the next request reads the notes: no
+    finalizer takes a lock. An interrupt may leave more bytes in use than there are leases for, until a thread waits,
+    which counts them anew.
 
     Args:
         limit: most bytes in use; may be raised at any time.
@@ -79,100 +77,81 @@ class ByteBudget:
     0
     """
 
-    __slots__ = ("__weakref__", "_entries", "_lock", "_peak", "_waiting", "gone", "limit", "returned", "taken")
+    __slots__ = ("__weakref__", "_bells", "_entries", "_lock", "gone", "limit", "peak", "returned", "taken")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._peak = 0
-        self.after_fork()
-        renew_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Forget leases of threads that are not there any more."""
-        self._lock = threading.Lock()
-        self._waiting: set[threading.Lock] = set()
+        self.peak = 0
+        """Most bytes that were in use at one time."""
         self.taken = 0
         """Bytes in use, those of :attr:`gone` among them."""
-        self._entries: set[_Entry] = set()
         self.gone: deque[_Entry] = deque()
-        """Leases that have come back since somebody has looked."""
+        """Leases that have come back since the last request."""
         self.returned = self.gone.append
         """Receives the lease that goes; C, so that nothing interrupts it."""
+        self._entries: set[_Entry] = set()
+        self._bells: set[threading.Lock] = set()
+        self._lock = threading.Lock()
 
     @property
     def used(self) -> int:
         """Bytes in use now."""
         if self.gone:
-            self.try_acquire(sys.maxsize)  # which finds out
+            self.try_acquire(sys.maxsize)  # reads the notes
         return self.taken
-
-    @property
-    def peak(self) -> int:
-        """Most bytes that were in use at one time."""
-        return self._peak
 
     def try_acquire(self, nbytes: int) -> Lease | None:
         """Take bytes if they fit now, without waiting; return None if they do not."""
-        gone, lease = self.gone, None
+        gone, entry = self.gone, None
         if not gone and self.taken + nbytes > self.limit:
             return None
         try:
             with self._lock:
-                while gone:  # bytes that came back, each as often as an interrupt wants it
-                    entry = gone[0]
-                    self.taken, entry.nbytes = self.taken - entry.nbytes, 0  # no call is between the two
-                    self._entries.discard(entry)
-                    gone.popleft()
+                while gone:
+                    back = gone.popleft()
+                    self._entries.discard(back)
+                    self.taken -= back.nbytes
+                    back.nbytes = 0
                 used = self.taken + nbytes
                 if used > self.limit:
                     return None
-                fresh = Lease()  # of nothing, until it is entered
-                fresh._budget, fresh._entry = self, _Entry(fresh, self.returned)
-                lease, entry = fresh, fresh._entry
-                entry.nbytes = 0
+                lease = Lease()
+                entry = _Entry(lease, self.returned)
+                lease._budget, lease._entry, entry.nbytes = self, entry, nbytes
+                self.taken = used
                 self._entries.add(entry)
-                self.taken, entry.nbytes = used, nbytes  # no call is between the two
-                if used > self._peak:
-                    self._peak = used
+                if used > self.peak:
+                    self.peak = used
         except BaseException:
-            if lease is not None:
-                lease.release()  # the error may keep it alive
+            if entry is not None:
+                self.returned(entry)  # the error may keep the lease alive
             raise
         return lease
 
     def acquire(self, nbytes: int, *, timeout_s: float) -> Lease | None:
         """Wait until the bytes fit and take them; return None if they did not within ``timeout_s`` seconds."""
-        lease = self.try_acquire(nbytes)
-        if lease is not None:
-            return lease
         deadline = monotonic() + timeout_s
-        while True:
+        while (lease := self.try_acquire(nbytes)) is None:
+            if not self.wait(self.limit - nbytes, timeout_s=deadline - monotonic()):
+                break
+        return lease
+
+    def wait(self, most_bytes: int, *, timeout_s: float) -> bool:
+        """Wait until at most ``most_bytes`` are in use; return whether that was within ``timeout_s`` seconds."""
+        deadline = monotonic() + timeout_s
+        while self.used > most_bytes:
+            left = deadline - monotonic()
+            if left <= 0:
+                return False
             bell = threading.Lock()
             bell.acquire()
-            self._waiting.add(bell)  # first: bytes that come back from here on ring it
-            lease = self.try_acquire(nbytes)
-            left = deadline - monotonic()
-            if lease is None and left > 0:
+            self._bells.add(bell)  # first: bytes that come back from here on ring it
+            with self._lock:
+                self.taken = sum(entry.nbytes for entry in self._entries)
+            if self.used > most_bytes:
                 bell.acquire(timeout=min(left, LOOK_AGAIN_S))
-            self._waiting.discard(bell)
-            if lease is not None or left <= 0:
-                return lease
-
-    def wait_until_unused(self, *, timeout_s: float) -> bool:
-        """Wait until all bytes are there at once, however many that are meanwhile; return whether they were."""
-        while True:
-            limit = self.limit
-            if self.acquire(limit, timeout_s=timeout_s) is None:
-                return False
-            if self.limit <= limit:
-                return True
-
-    def _wake(self) -> None:
-        while self._waiting:
-            try:
-                self._waiting.pop().release()
-            except KeyError:  # another thread was faster
-                break
+            self._bells.discard(bell)
+        return True
 
 
 def share_of(step_bytes: int, largest: int) -> int:
@@ -195,18 +174,6 @@ def share_of(step_bytes: int, largest: int) -> int:
     return min(max(share, _LEAST_SHARE), MOST_SHARE)
 
 
-def device_share_of(step_bytes: int, largest: int) -> int:
-    """Return how many bytes may be under way between a device and the host; otherwise as :func:`share_of`.
-
-    A sixteenth of the step, without an upper end. A larger tensor, such as logits, is under way alone: room for it
-    would be taken by others while it is computed, which is when most models have their peak.
-
-    >>> device_share_of(2**34, 2**32) // 2**20
-    1024
-    """
-    return max(step_bytes // _PARTS, _LEAST_DEVICE_SHARE)
-
-
 class Shares:
     """Budgets that are a share of the bytes of a step. Thread-safe.
 
@@ -214,45 +181,45 @@ class Shares:
     have the memory for. They are counted without a lock; an update lost to another thread makes them a little smaller.
 
     >>> shares = Shares()
-    >>> budget = shares.budget(MOST_SHARE, is_share=True)
+    >>> budget = ByteBudget(0)
+    >>> shares.follow(budget)
     >>> for _ in range(40):
     ...     shares.saw(2**20)
     >>> budget.limit // 2**20
     2
     """
 
-    __slots__ = ("_budgets", "_largest", "_most_bytes", "_step_bytes")
+    __slots__ = ("_budgets", "_device_budgets", "_largest", "_most_bytes", "_step_bytes")
 
     def __init__(self) -> None:
-        self._budgets: list[tuple[ByteBudget, Callable[[int, int], int]]] = []
+        self._budgets: list[ByteBudget] = []
+        self._device_budgets: list[ByteBudget] = []
         self._step_bytes = self._largest = 0
         self._most_bytes = 0  # of a step, since a tensor was the largest
 
-    def budget(self, most_bytes: int, *, is_share: bool) -> ByteBudget:
-        """Return a budget of a share, or of so many bytes."""
-        budget = ByteBudget(most_bytes)
-        if is_share:
-            self.follow(budget)
-        return budget
+    def follow(self, budget: ByteBudget) -> None:
+        """Let a budget be :func:`share_of` a step from now on."""
+        budget.limit = _LEAST_SHARE
+        self._budgets.append(budget)
 
-    def follow(self, budget: ByteBudget, rule: Callable[[int, int], int] = share_of) -> None:
-        """Let a budget be a share from now on.
+    def follow_on_device(self, budget: ByteBudget) -> None:
+        """Let a budget of bytes between a device and the host be a sixteenth of a step, without an upper end.
 
-        Args:
-            budget: bytes under way.
-            rule: returns the share of a step, by its bytes and its largest tensor.
+        A larger tensor, such as logits, is under way alone: room for it would be taken by others while it is computed,
+        which is when most models have their peak.
         """
-        budget.limit = rule(self._step_bytes, self._largest)
-        self._budgets.append((budget, rule))
+        budget.limit = _LEAST_DEVICE_SHARE
+        self._device_budgets.append(budget)
 
     def saw(self, nbytes: int) -> None:
         """Note that a step is about to take so many bytes."""
-        if self._budgets:
-            self._step_bytes += nbytes
-            if nbytes > self._largest or self._step_bytes > self._most_bytes:
-                self._largest, self._most_bytes = max(self._largest, nbytes), self._step_bytes
-                for budget, rule in self._budgets:
-                    budget.limit = max(budget.limit, rule(self._step_bytes, self._largest))
+        self._step_bytes += nbytes
+        if nbytes > self._largest or self._step_bytes > self._most_bytes:
+            self._largest, self._most_bytes = max(self._largest, nbytes), self._step_bytes
+            for budget in self._budgets:
+                budget.limit = max(budget.limit, share_of(self._step_bytes, self._largest))
+            for budget in self._device_budgets:
+                budget.limit = max(budget.limit, self._step_bytes // _PARTS)
 
     def step_ended(self) -> None:
         """Note that a step has ended."""

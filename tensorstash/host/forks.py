@@ -1,4 +1,4 @@
-"""Objects that a forked child makes again: it inherits every lock as it was, but no thread that would release it."""
+"""Objects that learn of a fork: the child inherits every lock as it was, but no thread that would release it."""
 
 import os
 from typing import Protocol
@@ -6,7 +6,7 @@ from weakref import WeakSet
 
 
 class Renewed(Protocol):
-    """Something that makes its locks anew in a forked child, and forgets the work of other threads."""
+    """Something that begins anew in a forked child, or refuses to work there."""
 
     def after_fork(self) -> None: ...
 

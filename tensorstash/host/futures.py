@@ -5,7 +5,6 @@ between them leaves the lock taken, and the thread that does the work waits for 
 is one operation of C, which no signal handler can divide.
 """
 
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
@@ -29,14 +28,13 @@ class Future(Generic[R]):
     42
     """
 
-    __slots__ = ("_ended", "_ends", "_gates", "_pid", "_work")
+    __slots__ = ("_ended", "_ends", "_gates", "_work")
 
     def __init__(self, work: Callable[[], R], ended: Callable[[], object] | None = None) -> None:
         self._work = [work]  # who takes it out does it, or has cancelled it
         self._ended = [] if ended is None else [ended]
         self._ends: list[tuple[Any, BaseException | None]] = []  # the first counts
         self._gates: list[threading.Lock] = []
-        self._pid = os.getpid()
 
     def run(self) -> None:
         """Do the work, unless somebody does it or has cancelled it; an exception that ends the thread is raised."""
@@ -74,22 +72,18 @@ class Future(Generic[R]):
         """Whether it has its end."""
         return bool(self._ends)
 
-    def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """Wait for the end, in seconds or for as long as it takes, and return its error; None if it has a result.
+    def outcome(self, timeout_s: float | None = None) -> tuple[Any, BaseException | None]:
+        """Wait for the end, in seconds or for as long as it takes; return its result and its error, or None for each.
 
         Raises:
             TimeoutError: it has not ended in time.
         """
-        return self.outcome(timeout_s)[1]
-
-    def outcome(self, timeout_s: float | None = None) -> tuple[Any, BaseException | None]:
-        """Wait for the end, as :meth:`exception` does, and return its result and its error, of which one is None."""
         if not self._ends:
             self._wait(timeout_s)
         return self._ends[0]
 
     def result(self, timeout_s: float | None = None) -> R:
-        """Wait for the end, as :meth:`exception` does, and return its result.
+        """Wait for the end, as :meth:`outcome` does, and return its result.
 
         Raises:
             BaseException: the exception of the work; a CancelledError if it was cancelled, a RuntimeError if its thread
@@ -120,9 +114,6 @@ class Future(Generic[R]):
             ended()
 
     def _wait(self, timeout_s: float | None) -> None:
-        if self._pid != os.getpid():  # then nobody is at it, and it is not waited for
-            self.fail(RuntimeError("ended with its thread, which a forked process does not have"))
-            return
         gate = threading.Lock()
         gate.acquire()
         self._gates.append(gate)

@@ -55,13 +55,18 @@ def registered_pages(lock: Callable[[Array], Callable[[], None]], nbytes: int) -
     memory = mapped_pages(nbytes)
     _touch(memory)
     try:
-        weakref.finalize(lender(memory), lock(memory)).atexit = False
+        weakref.finalize(lender(memory), _unlock, lock(memory), os.getpid()).atexit = False
     except OSError:
         raise
     except BaseException:  # an interrupt: they may be locked, and nobody can unlock them, so they are never unmapped
         pythonapi.Py_IncRef(py_object(memory))
         raise
     return memory
+
+
+def _unlock(unlock: Callable[[], None], pid: int) -> None:
+    if pid == os.getpid():  # a forked child must not touch the device of its parent
+        unlock()
 
 
 def _touch(memory: Array) -> None:
@@ -104,7 +109,7 @@ class PinnedMemory:
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        """Make the lock anew."""
+        """Make the lock anew: sessions of a child use the memory of the process, too."""
         self._lock = threading.Lock()
 
     @property

@@ -40,11 +40,10 @@ def size_class(nbytes: int) -> int:
 class _Loan(weakref.ref[Pages]):
     """A buffer that is in use, as long as an array of it lives. Equal only to itself."""
 
-    __slots__ = ("pages", "tidy")
+    __slots__ = ("pages",)
     __hash__ = object.__hash__
     __eq__ = object.__eq__
     pages: Pages
-    tidy: weakref.ref[Pages]
 
 
 class PagePool:
@@ -56,8 +55,7 @@ class PagePool:
     The 16 MiB are for sizes that take turns, such as those of a record read while others of its step are still in use:
     without them each would give its pages to the system, and get cleared ones for the next.
 
-    What comes back does so by one operation of C. The sums are counted anew where an interrupt has come between two
-    steps, which each method finds out about the one before.
+    An interrupt may leave a buffer in use until :meth:`take_stock`, and its bytes counted until no buffer is in use.
 
     Args:
         idle_limit_bytes: most bytes to keep for later; what comes back beyond that, the longest unused first, goes to
@@ -82,13 +80,11 @@ class PagePool:
     def after_fork(self) -> None:
         """Begin with nothing: a thread of the parent, which the child does not have, may have been at it."""
         self._lock = threading.Lock()
-        self._idle: dict[int, list[Pages]] = {}
+        self._idle: list[Pages] = []  # the longest unused first
         self._loans: set[_Loan] = set()
         self._returned: deque[_Loan] = deque()
-        self._return = self._returned.append  # one for all: the collector looks at each
         self._used = self._most_lately = 0
         self._most_together = _FEW  # in use and idle
-        self._is_counted = True
         self.idle_bytes = 0
         """Bytes of buffers that nobody uses."""
 
@@ -105,9 +101,9 @@ class PagePool:
     def take_stock(self) -> tuple[int, int]:
         """Return the bytes in use now, and the most that were at one time since this was asked last."""
         with self._lock:
+            self._returned.extend([loan for loan in self._loans if loan() is None])  # an interrupt may have lost some
             self._settle()
             used, most, self._most_lately = self._used, self._most_lately, self._used
-            self._is_counted = True
         return used, most
 
     def keep(self, idle_limit_bytes: int) -> None:
@@ -122,7 +118,7 @@ class PagePool:
 
     def give_back(self, most_bytes: int) -> None:
         """Give idle memory to the system, that of the longest unused first, until no more than ``most_bytes`` are."""
-        if self.idle_bytes > most_bytes or not self._is_counted:
+        if self.idle_bytes > most_bytes:
             with self._lock:
                 self._settle()
                 self._trim(most_bytes)
@@ -130,60 +126,55 @@ class PagePool:
     def _lend(self, size: int) -> Pages:
         with self._lock:
             self._settle()
-            pages = self._pop(size, -1) if self._idle.get(size) else mapped_pages(size)
+            for place in range(len(self._idle) - 1, -1, -1):
+                if self._idle[place].size == size:
+                    pages = self._pop(place)
+                    break
+            else:
+                pages = mapped_pages(size)
             # A view of an array refers to the array itself only if that one's memory belongs to something else: hence
             # the detour over a memoryview, without which the loan could end while a view is alive.
             lent: Pages = np.frombuffer(pages.data, np.uint8)
-            tidy = weakref.ref(lent, self._tidy)  # is called after the other
-            loan = _Loan(lent, self._return)
-            loan.pages, loan.tidy = pages, tidy
-            self._loans.add(loan)
+            loan = _Loan(lent, self._comes_back)
+            loan.pages = pages
             self._used += size
+            self._loans.add(loan)
             if self._used > self._most_lately:
                 self._most_lately = self._used
                 self._most_together = max(self._most_together, self._used - self._used // _SPARE_PART + _FEW)
             self._trim(self._most_together - self._used)
             return lent
 
-    def _tidy(self, _: object) -> None:
-        """Take back what has been returned; in finalizers, which may run inside any method here and must not wait."""
-        while self._returned and not self._lock.locked():  # which it is where this thread is at it
-            # Not tried and released by hand: an interrupt may come between.
+    def _comes_back(self, loan: _Loan) -> None:
+        """Take a buffer back; in finalizers, which may run inside any method here and must not wait."""
+        self._returned.append(loan)
+        while self._returned and not self._lock.locked():  # which it is where this thread holds it
             with self._lock:
                 self._settle()
-                most_bytes = min(self._limit, self._worth, self._most_together - self._used)
-                if self.idle_bytes > most_bytes:
-                    self._trim(most_bytes)
-                self._is_counted = True
+                self._trim(min(self._limit, self._worth, self._most_together - self._used))
 
     def _settle(self) -> None:
-        """Begin: take back what has been returned, and count anew if who was here before did not come to its end."""
-        if not self._is_counted:
-            self._returned.extend(loan for loan in list(self._loans) if loan() is None)
-            self._idle = {size: stack for size, stack in self._idle.items() if stack}
-            self.idle_bytes = sum(size * len(stack) for size, stack in self._idle.items())
-            self._used = sum(loan.pages.size for loan in self._loans)
-        self._is_counted = False
+        """Take back buffers that have been returned."""
         while self._returned:
             loan = self._returned.popleft()
             if loan in self._loans:
                 self._loans.discard(loan)
                 self._used -= loan.pages.size
-                self._idle.setdefault(loan.pages.size, []).append(loan.pages)
                 self.idle_bytes += loan.pages.size
+                self._idle.append(loan.pages)
+        if not self._loans:
+            self._used = 0
 
     def _trim(self, most_bytes: int) -> None:
-        """End: give memory that was idle longest to the system, until no more than ``most_bytes`` are."""
-        while self.idle_bytes > max(most_bytes, 0):
-            self._pop(next(iter(self._idle)), 0)
-        self._is_counted = True
+        """Give memory that was idle longest to the system, until no more than ``most_bytes`` are."""
+        while self._idle and self.idle_bytes > most_bytes:
+            self._pop(0)
+        if not self._idle:
+            self.idle_bytes = 0
 
-    def _pop(self, size: int, place: int) -> Pages:
-        stack = self._idle[size]
-        pages = stack.pop(place)
-        self.idle_bytes -= size
-        if not stack:
-            del self._idle[size]
+    def _pop(self, place: int) -> Pages:
+        pages = self._idle.pop(place)
+        self.idle_bytes -= pages.size
         return pages
 
 

@@ -9,7 +9,6 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
 
-from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.futures import Future
 
 R = TypeVar("R")
@@ -22,7 +21,7 @@ class Workers:
 
     Threads start with the work that needs them and end when the last reference to this object goes, after all
     work submitted until then. At interpreter exit work that has not begun is dropped; running work has five seconds to
-    end, so that a device that hangs keeps no process alive. A forked child, which inherits no threads, gets new ones.
+    end, so that a device that hangs keeps no process alive.
 
     A thread that has died is replaced, and so is one whose work takes longer than ``timeout_s``, as soon as there is
     other work; whoever waits for it gets a :class:`RuntimeError` or a :class:`TimeoutError`, and a late
@@ -38,18 +37,11 @@ class Workers:
     42
     """
 
-    __slots__ = ("__weakref__", "_name", "_pool", "_threads", "timeout_s")
+    __slots__ = ("__weakref__", "_pool", "timeout_s")
 
     def __init__(self, name: str, threads: int, *, timeout_s: float = math.inf) -> None:
-        self._name = name
-        self._threads = threads
         self.timeout_s = timeout_s
-        self.after_fork()
-        renew_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Begin without threads and without work."""
-        self._pool = _ThreadPool(self, self._name, self._threads)
+        self._pool = _ThreadPool(self, name, threads)
 
     def submit(self, work: Callable[[], R], *, ended: Callable[[], object] | None = None) -> Future[R]:
         """Run ``work`` once: later, or now where no thread can be started, such as while the interpreter exits.
@@ -65,17 +57,7 @@ class Workers:
                 if thread.job is not None and thread.since < earliest:
                     self.abandon()
                     break
-            with pool._lock:
-                is_served = not pool._is_stopped
-                if is_served:
-                    try:
-                        pool._todo.append(job)
-                        if len(pool.threads) < pool._limit and not pool._has_hands():
-                            pool._todo.pop()
-                            is_served = False
-                    finally:
-                        pool._calls.put(None)  # also where an interrupt comes: the job may be there
-            if not is_served:
+            if not pool.takes(job):
                 job.run()
             return job
         except BaseException:
@@ -87,10 +69,6 @@ class Workers:
     def abandon(self) -> None:
         """Give up work that takes longer than ``timeout_s``, and replace its threads."""
         self._pool.abandon(self.timeout_s)
-
-    def close(self) -> None:
-        """Let the threads end after the submitted work; later work runs on the caller's thread."""
-        self._pool.stop()
 
 
 class _Thread(threading.Thread):
@@ -107,11 +85,10 @@ class _Thread(threading.Thread):
 
 
 class _ThreadPool:
-    """The threads of one process, and their work, until it is stopped, or its owner goes.
+    """The threads of one process, and their work, until its owner goes.
 
     Nothing here takes the lock in a finalizer, which may run while the same thread holds it. An interrupt, which comes
-    to the caller's thread alone, may find any of its methods half done, and leaves at worst a call for nothing, or a
-    thread that was not started; the next call finds that out.
+    to the caller's thread alone, leaves at worst cancelled work in the queue, or a thread that was not started.
     """
 
     def __init__(self, owner: Workers, name: str, limit: int) -> None:
@@ -121,11 +98,22 @@ class _ThreadPool:
         self._lock = threading.Lock()
         self._todo: deque[Future[Any]] = deque()
         self._calls: SimpleQueue[object] = SimpleQueue()
-        """One for each job, and one to end, which is passed on: who gets one looks for work."""
+        """None where there is work; anything else ends a thread, which passes it on."""
         self._is_stopped = False
         self._owner = weakref.ref(owner, self._calls.put)
-        self._started = 0
         weakref.finalize(self, _await_end, self._todo, self._calls, self.threads)
+
+    def takes(self, job: Future[Any]) -> bool:
+        """Have a thread do work; return False if there is none."""
+        with self._lock:
+            if self._is_stopped:
+                return False
+            self._todo.append(job)
+            if len(self.threads) < self._limit and not self._has_hands():
+                self._todo.pop()
+                return False
+        self._calls.put(None)
+        return True
 
     def abandon(self, timeout_s: float) -> None:
         """Leave to themselves the threads whose work takes too long."""
@@ -142,52 +130,43 @@ class _ThreadPool:
 
     def serve(self, thread: _Thread) -> None:
         """Do work until the thread has to end, and take note of that, also where it was killed."""
+        call = None
         try:
-            while self._do_next(thread):
-                pass
-        finally:
-            self._leave(thread)
-
-    def _do_next(self, thread: _Thread) -> bool:
-        if self._calls.get() is not None:  # the owner is gone
+            while call is None:
+                call = self._calls.get()
+                while (job := self._next(thread)) is not None:
+                    job.run()
+                    thread.job = job = None
+                    if thread.is_abandoned:
+                        return
             self._is_stopped = True
+            self._calls.put(call)
+        finally:
+            with self._lock:
+                if thread in self.threads:
+                    self._remove(thread)
+            if thread.job is not None:
+                thread.job.fail(RuntimeError("ended with its thread, which was killed"))
+
+    def _next(self, thread: _Thread) -> Future[Any] | None:
         with self._lock:
             if not self._todo:
-                return not self._is_stopped
-            # In this order: a thread that is killed in between has the job, or the queue still has it.
-            thread.since, thread.job = monotonic(), self._todo[0]
-            self._todo.popleft()
-        thread.job.run()
-        thread.job = None
-        return not thread.is_abandoned
-
-    def _leave(self, thread: _Thread) -> None:
-        with self._lock:
-            if thread.job in self._todo:  # it had no time to take it from there
-                thread.job = None
-            if thread in self.threads:
-                self._remove(thread)
-        if (job := thread.job) is not None:
-            job.fail(RuntimeError("ended with its thread, which was killed"))
-
-    def stop(self) -> None:
-        self._is_stopped = True
-        self._calls.put(None)
+                return None
+            thread.since = monotonic()
+            thread.job = self._todo.popleft()
+            return thread.job
 
     def _remove(self, thread: _Thread) -> None:
         self.threads.remove(thread)
-        self._calls.put(None)  # it may have taken one with it, or the one that ends all
+        self._calls.put(None)  # it may have taken one with it
         self._has_hands()
 
     def _has_hands(self) -> bool:
         """Start a thread if there is more to do than idle ones; return False if none can be started."""
-        if len(self.threads) >= self._limit:
-            return True
         idle = [thread.job for thread in self.threads].count(None)
-        if len(self._todo) <= idle:
+        if len(self._todo) <= idle or len(self.threads) >= self._limit:
             return True
-        self._started += 1
-        thread = _Thread(self, f"{self._name}-{self._started}")
+        thread = _Thread(self, f"{self._name}-{len(self.threads) + 1}")
         try:
             thread.start()
         except RuntimeError:

@@ -8,7 +8,6 @@ from weakref import ref
 
 from tensorstash.errors import ConfigError, SlotGoneError, StoreFullError
 from tensorstash.host.arrays import Array, borrowed
-from tensorstash.host.forks import renew_after_fork
 from tensorstash.protocols import Slot, Store, StoreConfig, Tier
 from tensorstash.sizes import format_bytes, parse_budget, parse_bytes
 
@@ -93,11 +92,6 @@ class MemoryStore:
         self._arrays: dict[ref[_Slot], Array] = {}
         self._most = 0  # bytes, or more: bytes given back are counted where it matters
         self._closed = False
-        self.after_fork()
-        renew_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Make the lock anew."""
         self._lock = threading.Lock()
 
     @property

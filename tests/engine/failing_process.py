@@ -48,8 +48,9 @@ def killed(role: Role) -> Plant:
 @contextmanager
 def shut_down(site: Site) -> Iterator[None]:
     """No work is accepted any more, as while the interpreter exits."""
-    workers(site, "writer").close()
-    workers(site, "reader").close()
+    for role in ("writer", "reader"):
+        pool = workers(site, role)._pool
+        pool._calls.put(pool)
     yield
 
 

@@ -29,7 +29,7 @@ LENGTH = 4
 
 
 def gradient(framework, seed):
-    """Return a gradient, computed in whatever scope the process is in."""
+    """Return a gradient, computed in whatever scope the process is in: none, or that of its parent, which keeps all."""
     lab = lab_of(framework)
     leaf = lab.tensor(floats(64, 64, seed=seed), device=lab.devices[0], requires_grad=True)
     x = lab.mul(leaf, 1.0)
@@ -83,11 +83,10 @@ def train(framework, policies, method, directory):
     with ExitStack() as blocks:
         for policy in policies:
             blocks.enter_context(ts.stash(POLICIES[policy](directory), framework=framework, min_bytes=0))
-            expected = [gradient(framework, seed) for seed in range(LENGTH)]
+            gradient(framework, 0)
             losses[policy] = lab.sum(lab.tanh(lab.tanh(leaf)))
         got = loaded(framework, method)
-    known = expected if method == "fork" else plain
-    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(got, known, strict=True))
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(got, plain, strict=True))
     for policy, loss in losses.items():
         lab.backward(loss)
         print(policy)

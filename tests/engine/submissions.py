@@ -40,4 +40,4 @@ class Submissions:
     def wait(self) -> None:
         """Wait until all of it has come to its end, well or not."""
         for future in list(self.futures):
-            future.exception(60)
+            future.outcome(60)

@@ -52,6 +52,15 @@ def test_a_lease_that_a_collected_cycle_held_gives_its_bytes_back():
     assert budget.used == 0
 
 
+def test_bytes_that_an_interrupt_has_left_counted_are_free_for_a_thread_that_waits():
+    budget = ByteBudget(10)
+    lease = budget.try_acquire(4)
+    budget.taken += 6
+    assert budget.acquire(6, timeout_s=60) is not None
+    assert budget.used == 4
+    del lease
+
+
 @pytest.mark.parametrize("threads", [2, 4])
 def test_the_limit_holds_under_threads(threads):
     budget = ByteBudget(100)

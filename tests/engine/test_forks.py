@@ -1,19 +1,16 @@
-"""A child that is forked inside the block trains at once, or is told at once why it cannot."""
+"""A forked child keeps what it saves in the block of its parent, and trains in blocks of its own alone."""
 
 import os
-import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gates import Gated
-from inside import in_flight, session_of
 
 import tensorstash as ts
-from tensorstash.errors import StoreError
-from tensorstash.host.budget import ByteBudget
+from tensorstash.errors import StashError
+from tensorstash.host.pinned import PinnedMemory, registered_pages
 from tensorstash.host.pool import PagePool
-from tensorstash.host.workers import Workers
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 from tensorstash.testing.labs import BACKENDS, lab_of
@@ -53,87 +50,84 @@ def gradient(lab, stash, seed=0):
     return lab.gradient(leaf)
 
 
-class InParent(Gated):
-    """Memory whose puts hang, in the process that has opened it alone."""
-
-    def open(self):
-        store, here = super().open(), os.getpid()
-        held = store.put
-        store.put = lambda data: held(data) if os.getpid() == here else store.inner.put(data.copy())
-        return store
-
-
-@pytest.mark.parametrize("framework", BACKENDS)
-def test_a_child_waits_for_no_bytes_that_only_threads_of_the_parent_would_give_back(framework):
-    lab, gate = lab_of(framework), InParent()
-    limits = ts.Limits(in_flight=4 * 64 * 64 * 6)
-    stash = ts.stash(StoreIn(gate), framework=framework, min_bytes=0, limits=limits)
-    expected = gradient(lab, None)
-    gate.puts.clear()
-    leaf, loss = graph(lab, stash)
-    session = session_of(stash)
-    if framework == "torch":
-        session.sender.start(session._residency.clear(), session.places)
-    gate.arrived.acquire()  # a writer is inside put
-    assert in_flight(session).used > 0
-
-    def child():
-        for _ in range(3):
-            assert np.array_equal(gradient(lab, stash), expected)
-        session.drain()
-        assert in_flight(session).used == 0
-        lab.backward(loss)  # what was in flight has never left
-        assert np.array_equal(lab.gradient(leaf), expected)
-
-    assert forked(child) == 0
-    gate.puts.set()
-    lab.backward(loss)
-    assert np.array_equal(lab.gradient(leaf), expected)
-    assert np.array_equal(gradient(lab, stash), expected)
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("framework", BACKENDS)
-def test_a_child_trains_whatever_locks_were_held_at_the_fork(framework, policy, tmp_path):
-    lab = lab_of(framework)
-    stash = ts.stash(POLICIES[policy](str(tmp_path)), framework=framework, min_bytes=0)
+def test_a_child_is_told_whatever_locks_were_held_that_the_session_is_its_parents(framework, policy, tmp_path):
+    lab, made = lab_of(framework), POLICIES[policy](str(tmp_path))
+    stash = ts.stash(made, framework=framework, min_bytes=0)
     expected = [gradient(lab, stash, seed) for seed in (0, 0, 1)]
-    loss = graph(lab, stash)[1]
+    leaf, loss = graph(lab, stash)
     stash.drain()
 
     def child():
-        assert all(np.array_equal(gradient(lab, stash, seed), expected[1 + seed]) for seed in (0, 1, 0))
-        assert stash.stats().stashed.tensors > 0
+        for work in (lambda: graph(lab, stash), stash.stats, stash.drain, lambda: lab.backward(loss)):
+            with pytest.raises(StashError, match=r"made before this process was forked: .* of its own in the child"):
+                work()
+        own = ts.stash(made, framework=framework, min_bytes=0)
+        assert np.array_equal([gradient(lab, own, seed) for seed in (0, 0, 1)], expected)
+        assert own.stats().stashed.tensors > 0
 
     with locks_held() as locks:
         assert len(locks) >= 6
         assert forked(child) == 0
     lab.backward(loss)
+    assert np.array_equal(lab.gradient(leaf), expected[1])
     assert np.array_equal(gradient(lab, stash), expected[1])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("framework", BACKENDS)
-def test_a_graph_of_the_parent_is_walked_in_the_child_or_refused_at_once(framework, policy, tmp_path):
+def test_a_child_forked_inside_the_block_keeps_what_it_saves_and_harms_nothing(framework, policy, tmp_path):
     lab = lab_of(framework)
     stash = ts.stash(POLICIES[policy](str(tmp_path)), framework=framework, min_bytes=0)
-    gradient(lab, stash)
-    expected = gradient(lab, stash)
-    leaf, loss = graph(lab, stash)
-    stash.drain()
+    expected, known = gradient(lab, None), [gradient(lab, stash) for _ in range(2)]
 
     def child():
-        if "disk" not in policy:
-            lab.backward(loss)
-            assert np.array_equal(lab.gradient(leaf), expected)
-            return
-        with pytest.raises(StoreError, match=r"was stored before this process was forked .*in process"):
-            lab.backward(loss)
+        assert np.array_equal(gradient(lab, None), expected)
+        own = ts.stash(ts.DiskSpill(str(tmp_path)), framework=framework, min_bytes=0)
+        assert np.array_equal(gradient(lab, own), expected)
+        stash.__exit__(None, None, None)
+        assert np.array_equal(gradient(lab, own), expected)
+
+    with stash:
+        leaf, loss = graph(lab, None)
+        with locks_held():
+            assert forked(child) == 0
+    lab.backward(loss)
+    assert np.array_equal(lab.gradient(leaf), known[1])
+
+
+def test_a_child_drops_page_locked_memory_without_the_device_of_its_parent():
+    unlocked = []
+    pinned = PinnedMemory(partial(registered_pages, lambda _: partial(unlocked.append, os.getpid())), 2**20)
+    pinned.take(2**16)
+
+    def child():
+        nonlocal pinned
+        del pinned
+        assert not unlocked
+
+    assert forked(child) == 0
+    del pinned
+    assert unlocked == [os.getpid()]
+
+
+def test_a_child_of_a_child_is_told_too(tmp_path):
+    lab = lab_of("reference")
+    expected = gradient(lab, None)
+
+    def child():
+        stash = ts.stash(ts.DiskSpill(str(tmp_path)), framework="reference", min_bytes=0)
+        assert np.array_equal(gradient(lab, stash), expected)
+
+        def grandchild():
+            with pytest.raises(StashError, match="forked"):
+                graph(lab, stash)
+
+        assert forked(grandchild) == 0
         assert np.array_equal(gradient(lab, stash), expected)
 
     assert forked(child) == 0
-    lab.backward(loss)
-    assert np.array_equal(lab.gradient(leaf), expected)
 
 
 @pytest.mark.parametrize("limit", [None, 0])
@@ -150,48 +144,6 @@ def test_a_child_gets_fresh_pages(limit):
 
     with locks_held():
         assert forked(child) == 0
-
-
-def test_what_other_threads_have_taken_of_a_budget_is_free_in_a_child():
-    budget = ByteBudget(10)
-    lease = budget.try_acquire(10)
-
-    def child():
-        assert budget.used == 0
-        assert budget.acquire(10, timeout_s=30) is not None
-
-    with locks_held():
-        assert forked(child) == 0
-    assert budget.used == 10
-    del lease
-
-
-def test_a_child_waits_for_no_work_of_its_parents_workers():
-    go_on = threading.Event()
-    workers = Workers("test", 1)
-    future = workers.submit(lambda: go_on.wait(60))
-
-    def child():
-        assert isinstance(future.exception(), RuntimeError)
-        assert workers.submit(lambda: 7).result(10) == 7
-
-    with locks_held():
-        assert forked(child) == 0
-    go_on.set()
-    assert future.result(60) is True
-
-
-def test_a_child_of_a_child_trains(tmp_path):
-    lab = lab_of("reference")
-    stash = ts.stash(ts.DiskSpill(str(tmp_path)), framework="reference", min_bytes=0)
-    expected = gradient(lab, stash)
-
-    def child():
-        assert np.array_equal(gradient(lab, stash), expected)
-        assert forked(lambda: np.testing.assert_array_equal(gradient(lab, stash), expected)) == 0
-        assert np.array_equal(gradient(lab, stash), expected)
-
-    assert forked(child) == 0
 
 
 @pytest.mark.parametrize(

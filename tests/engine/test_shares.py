@@ -7,7 +7,7 @@ from inside import ahead, in_flight, session_of
 
 import tensorstash as ts
 import tensorstash.reference as ref
-from tensorstash.host.budget import MOST_SHARE, Shares, share_of
+from tensorstash.host.budget import MOST_SHARE, ByteBudget, Shares, share_of
 from tensorstash.policies.limits import Limits
 from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import assert_same_bits, floats
@@ -48,8 +48,8 @@ def test_a_share_is_never_more_than_a_quarter_of_what_is_worth_counting_nor_than
 
 
 def test_a_budget_follows_the_largest_share_there_ever_was():
-    shares = Shares()
-    budget = shares.budget(MOST_SHARE, is_share=True)
+    shares, budget = Shares(), ByteBudget(MOST_SHARE)
+    shares.follow(budget)
     largest = most = 0
     for step in ([2**20] * 300, [30 * 2**20, *[2**20] * 250], [2**10] * 9, [70 * 2**20] * 3, [2**20] * 900):
         for count, nbytes in enumerate(step, start=1):
@@ -112,16 +112,16 @@ def test_copies_of_a_device_are_a_share_too():
 
 
 def test_draining_waits_for_all_though_the_share_grows_meanwhile():
-    shares = Shares()
-    budget = shares.budget(MOST_SHARE, is_share=True)
+    shares, budget = Shares(), ByteBudget(MOST_SHARE)
+    shares.follow(budget)
     lease = budget.try_acquire(budget.limit)
     before = budget.limit
     for _ in range(8 * 16):
         shares.saw(2**20)
     assert budget.limit > before
-    assert not budget.wait_until_unused(timeout_s=0)
+    assert not budget.wait(0, timeout_s=0)
     lease.release()
-    assert budget.wait_until_unused(timeout_s=0)
+    assert budget.wait(0, timeout_s=0)
 
 
 def test_what_waits_in_a_store_that_does_not_answer_is_bounded_by_the_share():
