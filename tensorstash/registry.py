@@ -1,7 +1,7 @@
 """Names in configurations, and the classes they stand for."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -35,8 +35,9 @@ class _Row:
     origin: str
     """The origin of the name, for messages."""
     install_hint: str = ""
-    loaded: type | None = field(default=None, compare=False)
-    rival: "_Row | None" = field(default=None, compare=False)
+    kind: type | None = None
+    """The class itself, where it was registered."""
+    rival: "_Row | None" = None
     """Another row that claims the same name, which makes the name unusable."""
 
 
@@ -121,12 +122,7 @@ def lookup(group: str, name: str) -> type:
         raise ConfigError(f"{group}: unknown name {name!r}; {did_you_mean(name, rows)}")
     if row.rival is not None:
         raise _conflict(group, name, row, row.rival)
-    if row.loaded is None:
-        loaded = _load(group, name, row)
-        with _LOCK:
-            rows[name] = row = replace(row, loaded=loaded)
-    assert row.loaded is not None
-    return row.loaded
+    return row.kind or _load(group, name, row)
 
 
 def register(group: str, name: str, target: type | str, *, install_hint: str = "") -> None:
@@ -147,12 +143,10 @@ def register(group: str, name: str, target: type | str, *, install_hint: str = "
     """
     rows = _rows(group)
     where = target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
-    loaded = None if isinstance(target, str) else _checked(group, name, target)
-    row = _Row(where, "register()", install_hint, loaded)
-    with _LOCK:
-        taken = rows.setdefault(name, row)
-    same = taken.target == row.target and (loaded is None or taken.loaded in (None, loaded))
-    if not same:
+    kind = None if isinstance(target, str) else _checked(group, name, target)
+    row = _Row(where, "register()", install_hint, kind)
+    taken = rows.setdefault(name, row)
+    if taken.target != row.target or (kind and taken.kind not in (None, kind)):
         raise _conflict(group, name, taken, row)
 
 

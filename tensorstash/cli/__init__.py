@@ -1,7 +1,7 @@
 """The command line: ``tensorstash VERB ...``, also ``python -m tensorstash VERB ...``.
 
-Each verb is a module of this folder with ``add_options(parser)`` and ``main(options)``, which returns the exit status;
-its docstring begins with its line in the list. One that has ``parsed(parser, words)`` takes the words apart itself.
+Each verb is a module of this folder with ``parsed(parser, words)``, which returns the options, and ``main(options)``,
+which returns the exit status; its docstring begins with its line in the list.
 """
 
 import argparse
@@ -64,11 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=f"tensorstash {verb}", description=_docstring(verb), formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    if hasattr(module, "parsed"):
-        options = module.parsed(parser, rest)
-    else:
-        module.add_options(parser)
-        options = parser.parse_args(rest)
+    options = module.parsed(parser, rest)
     try:
         status: int = module.main(options)
     except TensorStashError as error:

@@ -7,7 +7,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from time import perf_counter
@@ -47,11 +47,12 @@ class Finding:
     cure: str = ""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
+def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Return the options of the verb."""
     parser.add_argument("--directory", action="append", default=[], help="to spill to; repeatable")
     parser.add_argument("--size", default="64MiB", help="written to each directory, and read back (default: 64MiB)")
     parser.add_argument("--json", action="store_true", help="for programs")
+    return parser.parse_args(words)
 
 
 def main(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorstash.errors import ConfigError
@@ -20,10 +20,11 @@ from tensorstash.footprint import estimate
 from tensorstash.registry import did_you_mean
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
+def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Return the options of the verb."""
     parser.add_argument("target", metavar="MODULE:CALLABLE", help="returns a model and its inputs")
     parser.add_argument("--json", action="store_true", help="for programs")
+    return parser.parse_args(words)
 
 
 def main(options: argparse.Namespace) -> int:

@@ -68,23 +68,16 @@ def test_the_history_of_transformers_has_a_line_per_step(tmp_path: Path) -> None
 
 def test_the_mixin_logs_to_every_reporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
-    callback = with_transformers.StashCallback("compress", **trainers.OPTIONS)
-    trainer = trainer_of(trainers.LoggedTrainer, tmp_path, ["tensorboard"], callback)
-    trainer.train()
-    assert {"train/loss", f"train/{SCALAR}"} <= logged_to_tensorboard(tmp_path / "logs")
-    assert all(SCALAR in entry for entry in trainer.state.log_history if "loss" in entry)
-
-
-def test_the_mixin_logs_to_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"MODE": "offline", "DIR": str(tmp_path), "SILENT": "true", "WATCH": "false"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     callback = with_transformers.StashCallback("compress", **trainers.OPTIONS)
-    trainer = trainer_of(trainers.LoggedTrainer, tmp_path, ["wandb"], callback)
+    trainer = trainer_of(trainers.LoggedTrainer, tmp_path, ["tensorboard", "wandb"], callback)
     try:
         trainer.train()
+        assert {"train/loss", f"train/{SCALAR}"} <= logged_to_tensorboard(tmp_path / "logs")
+        logged = [entry[SCALAR] for entry in trainer.state.log_history if "loss" in entry]
         assert wandb.run is not None
-        logged = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
-        assert dict(wandb.run.summary)[f"train/{SCALAR}"] == logged[SCALAR] > 0
+        assert dict(wandb.run.summary)[f"train/{SCALAR}"] == logged[-1] > 0
     finally:
         wandb.teardown()
 
@@ -92,10 +85,7 @@ def test_the_mixin_logs_to_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_callback_of_lightning_logs_to_the_loggers(tmp_path: Path) -> None:
     logger = lightning.pytorch.loggers.TensorBoardLogger(str(tmp_path))
     callback = with_lightning.StashCallback("compress", **trainers.OPTIONS)
-    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(
-        accelerator="cpu", max_steps=trainers.STEPS, callbacks=[callback], logger=logger, log_every_n_steps=1, **quiet
-    )
+    trainer = trainers.lightning_trainer(str(tmp_path), callbacks=[callback], logger=logger, log_every_n_steps=1)
     trainer.fit(trainers.Lit(trainers.llama()), trainers.loader(CELL))
     assert trainer.callback_metrics[SCALAR] > 0
     logger.experiment.flush()
@@ -137,8 +127,7 @@ def test_a_fit_that_fails_leaves_the_module_as_it_was(tmp_path: Path) -> None:
             raise OSError("no more")
 
     stash = with_lightning.StashCallback("compress", **trainers.OPTIONS)
-    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(accelerator="cpu", max_steps=1, callbacks=[stash, Fails()], logger=False, **quiet)
+    trainer = trainers.lightning_trainer(str(tmp_path), callbacks=[stash, Fails()])
     module = trainers.Lit(trainers.llama())
     with pytest.raises(OSError, match="no more"):
         trainer.fit(module, trainers.loader(CELL))

@@ -1,7 +1,7 @@
 """Three steps of a small random Llama in each trainer, plain or under a policy put in one of three places."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,9 @@ def model_of(cell: Cell) -> Any:
     model = llama()
     if cell.lora and cell.trainer != "trl":
         model = peft.get_peft_model(model, adapters())
+    if cell.checkpointing and cell.trainer in ("accelerate", "lightning"):  # which have no word for it
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
     return model
 
 
@@ -150,9 +153,6 @@ def in_accelerate(cell: Cell, directory: str) -> Trained:
     forget_accelerators()
     under = Under(cell, with_accelerate.StashCallback)
     model = model_of(cell)
-    if cell.checkpointing:
-        model.gradient_checkpointing_enable()
-        model.enable_input_require_grads()
     under.reach("before", model)
     accelerator = accelerate.Accelerator(
         cpu=True,
@@ -160,7 +160,7 @@ def in_accelerate(cell: Cell, directory: str) -> Trained:
         gradient_accumulation_steps=cell.accumulation,
     )
     parts = model, torch.optim.AdamW(model.parameters(), 1e-3), loader(cell)
-    prepare = accelerator.prepare if under.callback is None else _preparing(under.callback, accelerator)
+    prepare = partial(under.callback.prepare, accelerator) if under.callback else accelerator.prepare
     model, optimizer, batches = prepare(*parts)
     under.reach("after", model)
     model.train()
@@ -170,10 +170,6 @@ def in_accelerate(cell: Cell, directory: str) -> Trained:
             optimizer.step()
             optimizer.zero_grad()
     return Trained(list(model.parameters()), under.stats())
-
-
-def _preparing(callback: Any, accelerator: Any) -> Any:
-    return lambda *parts: callback.prepare(accelerator, *parts)
 
 
 class LoggedTrainer(with_transformers.LogsStash, transformers.Trainer):  # type: ignore[misc]
@@ -195,27 +191,19 @@ class Lit(lightning.LightningModule):
         return torch.optim.AdamW((p for p in self.parameters() if p.requires_grad), 1e-3)
 
 
+def lightning_trainer(directory: str, **options: Any) -> Any:
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    settings = {"accelerator": "cpu", "devices": 1, "max_steps": STEPS, "logger": False, **quiet, **options}
+    return lightning.Trainer(default_root_dir=directory, **settings)
+
+
 def in_lightning(cell: Cell, directory: str) -> Trained:
     under = Under(cell, with_lightning.StashCallback)
-    model = model_of(cell)
-    if cell.checkpointing:
-        model.gradient_checkpointing_enable()
-        model.enable_input_require_grads()
-    lit = Lit(model.train())
+    lit = Lit(model_of(cell).train())
     under.reach("before", lit)
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=1,
-        precision="bf16-mixed" if cell.precision == "bf16" else "32-true",
-        max_steps=STEPS,
-        accumulate_grad_batches=cell.accumulation,
-        callbacks=under.callbacks,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=directory,
-    )
+    precision = "bf16-mixed" if cell.precision == "bf16" else "32-true"
+    options = {"accumulate_grad_batches": cell.accumulation, "callbacks": under.callbacks, "precision": precision}
+    trainer = lightning_trainer(directory, **options)
     under.reach("after", lit)
     trainer.fit(lit, loader(cell))
     return Trained(list(lit.parameters()), under.stats())
