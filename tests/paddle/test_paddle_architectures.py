@@ -160,3 +160,16 @@ def test_a_wrapped_model_changes_no_bit_and_is_left_as_it_was(trained):
     assert handle.stats().stashed.tensors > 0
     handle.remove()
     assert (list(model.state_dict()), type(model), dict(vars(model))) == before
+
+
+def test_an_estimate_says_what_a_step_saves():
+    model, _ = gpt()
+    model.eval()
+    tokens = paddle.randint(0, 61, [16, 32])
+    found = ts.estimate(model, tokens)
+    assert not found.is_imagined
+    wrapped = ts.wrap(model, "disk_spill", budget="1GiB", min_bytes=0)
+    for _ in range(2):
+        model(tokens).backward()
+    assert found.nbytes == pytest.approx(wrapped.stats().planned["kept"].nbytes, rel=0.05)
+    assert "blocks.0.mlp.0" in {row.module for row in found.rows}
