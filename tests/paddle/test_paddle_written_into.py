@@ -39,13 +39,6 @@ SCOPES = {
 }
 
 
-@pytest.fixture
-def patched():
-    """The hooks of the package in force around, and a scope of this thread, so that foreign pairs go through them."""
-    with ts.stash(ts.Keep(), framework="paddle"):
-        yield
-
-
 def backwards(program, scope, retained=(True, False)):
     """Return the softmax before and after some backwards, and the gradient of each."""
     leaf = paddle.to_tensor(LOGITS, stop_gradient=False)
@@ -62,16 +55,17 @@ def backwards(program, scope, retained=(True, False)):
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 @pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES.keys())
-def test_the_users_softmax_and_a_second_gradient_are_as_before(patched, program, scope):
+def test_the_users_softmax_and_a_second_gradient_are_as_before(program, scope):
     _, _, (expected,) = backwards(program, nullcontext(), [False])
     before, after, gradients = backwards(program, scope())
     assert after == before
     assert gradients == [expected, expected]
 
 
-def test_another_thread_is_as_with_a_scope_or_without_hooks(patched, in_a_thread):
+def test_another_thread_is_as_with_a_scope_or_without_hooks(in_a_thread):
     scope = ts.stash(ts.Keep(), framework="paddle")
     for around, retained in ((scope, [True, False]), (nullcontext(), [False])):
-        before, after, gradients = in_a_thread(lambda: backwards(loss_and_softmax, around, retained))  # noqa: B023
+        with ts.stash(ts.Keep(), framework="paddle"):
+            before, after, gradients = in_a_thread(lambda: backwards(loss_and_softmax, around, retained))  # noqa: B023
         assert after == before
         assert set(gradients) == set(backwards(loss_and_softmax, nullcontext(), [False])[2])
