@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 from paddle import Tensor
 from paddle.autograd import PyLayer
+from paddle.base import core
 
 import tensorstash as ts
 from tensorstash.backends.paddle.packed import Scope, Unhooked
@@ -25,6 +26,11 @@ STASHES = {
 def alive() -> int:
     """Number of the live scopes, and of tensors saved beside them, but for those that are set aside."""
     return sum(type(each) in (Scope, Unhooked) for each in gc.get_objects())
+
+
+def allocated() -> int:
+    """Bytes that Paddle's own allocator has given out."""
+    return int(core.host_memory_stat_current_value("Allocated", 0))
 
 
 def leaf(values: Any, needs_grad: bool = True) -> Tensor:

@@ -6,6 +6,7 @@ from paddle import nn
 
 import tensorstash as ts
 from tensorstash.policies.selectors import ModuleNames
+from tests.frameworks.steps import assert_stands_aside, assert_stashes, wrapped
 
 SPEC = [paddle.static.InputSpec([None, 16], "float32")]
 
@@ -17,29 +18,6 @@ def network(depth=3):
 @pytest.fixture
 def x():
     return paddle.randn([8, 16])
-
-
-def wrapped(model, policy="compress"):
-    return ts.wrap(model, policy, min_bytes=0)
-
-
-def train(model, x):
-    model(x).square().sum().backward()
-    gradients = [parameter.grad.numpy() for parameter in model.parameters()]
-    model.clear_gradients()
-    return gradients
-
-
-def assert_stashes(handle, model, x):
-    before = handle.stats().stashed
-    train(model, x)
-    assert handle.stats().stashed.tensors > before.tensors
-
-
-def assert_stands_aside(handle, model, x):
-    before = handle.stats().seen
-    train(model, x)
-    assert handle.stats().seen == before
 
 
 @pytest.mark.parametrize(

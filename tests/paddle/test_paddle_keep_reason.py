@@ -10,23 +10,10 @@ from paddle_cases import leaf, noise
 from tests.processes import output_of
 
 
-def needing_grad(*shape):
-    x = paddle.rand(list(shape))
-    x.stop_gradient = False
-    return x
-
-
 def reason_in(backend, tensor):
     """Return why the tensor is kept in a scope of its own: parameters are looked up again in each."""
     with backend.hooks(lambda tensor: None, lambda packed: None):
         return backend.keep_reason(tensor)
-
-
-def test_views_of_parameters_that_the_collector_has_set_aside_are_kept(backend):
-    """``gc.freeze()``, as servers call it before they fork, hides objects from every search of the collector."""
-    model = paddle.nn.Linear(4, 4)
-    gc.freeze()
-    assert reason_in(backend, model.weight.t()) == "view of a parameter"
 
 
 def test_parameters_that_were_made_before_this_package_was_used_are_known():
@@ -53,16 +40,18 @@ def test_views_of_parameters_that_come_go_and_move_are_recognised(backend):
     class FlatWeight(EagerParamBase):
         pass
 
-    assert reason_in(backend, needing_grad(4, 4).t() * 1) is None
+    assert reason_in(backend, leaf(noise(4, 4)).t() * 1) is None
     weight = FlatWeight([4, 4], "float32")
     weight.set_value(np.ones((4, 4), np.float32))
     assert reason_in(backend, weight.t()) == "view of a parameter"
     other = paddle.create_parameter([4, 4], "float32")
+    gc.freeze()  # as servers call it before they fork, it hides objects from every search of the collector
     assert reason_in(backend, other[1:]) == "view of a parameter"
     paddle.rand([4, 4])._share_buffer_to(weight)
     assert reason_in(backend, weight.t()) == "view of a parameter"
     view = other[1:]
     del other
+    gc.unfreeze()
     gc.collect()
     assert reason_in(backend, view) is None
 
@@ -97,9 +86,10 @@ def test_distributed_tensors_are_kept_and_train(backend, pair):
         assert backend.version(tensor) == 0
 
 
-def test_sparse_tensors_and_sparse_gradients_train_under_hooks(pair):
+def test_sparse_tensors_and_sparse_gradients_are_kept_and_train(backend, pair):
     values = leaf([1.0, 2.0])
     sparse = paddle.sparse.sparse_coo_tensor([[0, 1], [1, 2]], values, [4, 4], stop_gradient=False)
+    assert backend.keep_reason(sparse) == "sparse layout"
     embedding = paddle.nn.Embedding(10, 3, sparse=True)
     with pair.hooks():
         y = paddle.sparse.sin(sparse)
@@ -108,11 +98,6 @@ def test_sparse_tensors_and_sparse_gradients_train_under_hooks(pair):
     z.sum().backward()
     assert np.allclose(values.grad.numpy(), np.cos([1.0, 2.0]), atol=1e-6)
     assert embedding.weight.grad.is_selected_rows()
-
-
-def test_a_sparse_tensor_is_kept(backend):
-    sparse = paddle.sparse.sparse_coo_tensor([[0, 1], [1, 2]], [1.0, 2.0], [4, 4])
-    assert backend.keep_reason(sparse) == "sparse layout"
 
 
 def test_an_uninitialised_tensor_is_kept_and_described(backend):
@@ -124,7 +109,7 @@ def test_an_uninitialised_tensor_is_kept_and_described(backend):
 def test_weights_saved_by_layers_are_recognised(backend, pair):
     linear, norm, conv = paddle.nn.Linear(5, 5), paddle.nn.LayerNorm(5), paddle.nn.Conv2D(5, 5, 1)
     with pair.hooks():
-        x = needing_grad(2, 3, 5) * 1
+        x = leaf(noise(2, 3, 5)) * 1
         y = conv((norm(linear(x)) @ linear.weight.t()).transpose([0, 2, 1]).unsqueeze(-1))
     y.sum().backward()
     assert pair.kept == {"parameter": 3, "view of a parameter": 1}

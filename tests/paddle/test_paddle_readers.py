@@ -1,13 +1,12 @@
 """Who reads a saved tensor is known inside ``pack``."""
 
-from contextlib import nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import paddle
 import pytest
-from paddle import nn
-from paddle.autograd import PyLayer
-from paddle_cases import bits
+from paddle_cases import layer, leaf, noise
+from paddle_operators.cases import Case, Ran, run
 
 import tensorstash as ts
 from tensorstash.backends.paddle import readers as paddle_readers
@@ -15,143 +14,106 @@ from tensorstash.backends.paddle.readers import reader
 from tensorstash.policies import Quantize
 from tensorstash.policies.plan import READ_EXACTLY
 
-F = nn.functional
-
-
-def matrix() -> paddle.Tensor:
-    return paddle.rand([4, 4]) + 0.5
-
-
-def image(rank: int) -> paddle.Tensor:
-    return paddle.rand([1, 2] + [4] * rank)
-
-
-READERS: dict[str, tuple[Any, paddle.Tensor, str, str]] = {
-    "max": (lambda t: t.max(), matrix(), "MaxGradNode", "exact"),
-    "amax": (lambda t: paddle.amax(t), matrix(), "AmaxGradNode", "exact"),
-    "min": (lambda t: t.min(axis=1), matrix(), "MinGradNode", "exact"),
-    "amin": (lambda t: paddle.amin(t), matrix(), "AminGradNode", "exact"),
-    "max_pool1d": (lambda t: F.max_pool1d(t, 2), image(1), "Pool2dGradNode", "exact"),
-    "max_pool2d": (lambda t: F.max_pool2d(t, 2), image(2), "Pool2dGradNode", "exact"),
-    "max_pool2d with a mask": (
-        lambda t: F.max_pool2d(t, 2, return_mask=True)[0],
-        image(2),
-        "MaxPool2dWithIndexGradNode",
-        "any",
-    ),
-    "max_pool3d": (lambda t: F.max_pool3d(t, 2), image(3), "Pool3dGradNode", "exact"),
-    "maxout": (lambda t: F.maxout(t, 2), image(2), "MaxoutGradNode", "exact"),
-    "segment_max": (
-        lambda t: paddle.geometric.segment_max(t, paddle.to_tensor([0, 0, 1, 1])),
-        matrix(),
-        "SegmentPoolGradNode",
-        "exact",
-    ),
-    "sqrt": (paddle.sqrt, matrix(), "SqrtGradNode", "relative"),
-    "sqrt_": (lambda t: (t * 1.0).sqrt_(), matrix(), "SqrtGradNode", "relative"),
-    "log": (lambda t: t.log(), matrix(), "LogGradNode", "relative"),
-    "pow": (lambda t: paddle.pow(t, 0.5), matrix(), "PowGradNode", "relative"),
-    "**": (lambda t: t**0.5, matrix(), "PowGradNode", "relative"),
-    "/": (lambda t: t / (t + 1.0), matrix(), "DivideGradNode", "relative"),
-    "1 /": (lambda t: 1.0 / t, matrix(), "DivideGradNode", "relative"),
-    "matmul": (paddle.matmul, matrix(), "MatmulGradNode", "any"),
-    "@": (lambda t: t @ t, matrix(), "MatmulGradNode", "any"),
-    "gelu": (F.gelu, matrix(), "GeluGradNode", "any"),
-    "linear": (nn.Linear(4, 3), matrix(), "MatmulGradNode", "any"),
-    "conv": (nn.Conv2D(2, 3, 3), image(2), "Conv2dGradNode", "any"),
+READERS = {
+    "paddle.max(x())": "MaxGradNode exact",
+    "paddle.amax(x())": "AmaxGradNode exact",
+    "paddle.min(x(3, 4, 2), axis=1)": "MinGradNode exact",
+    "paddle.amin(x())": "AminGradNode exact",
+    "F.max_pool1d(x(2, 3, 8), kernel_size=2)": "Pool2dGradNode exact",
+    "F.max_pool2d(x(2, 3, 8, 8), kernel_size=2)": "Pool2dGradNode exact",
+    "F.max_pool2d(x(2, 3, 8, 8), kernel_size=2, return_mask=True)": "MaxPool2dWithIndexGradNode any",
+    "F.max_pool3d(x(1, 2, 4, 4, 4), kernel_size=2)": "Pool3dGradNode exact",
+    "F.maxout(x(2, 6, 3, 3), groups=3)": "MaxoutGradNode exact",
+    "geometric.segment_max(x(5, 4), labels(5, high=3))": "SegmentPoolGradNode exact",
+    "paddle.sqrt(positive())": "SqrtGradNode relative",
+    "Tensor.sqrt_(positive())": "SqrtGradNode relative",
+    "paddle.log(positive())": "LogGradNode relative",
+    "paddle.pow(positive(), y=0.5)": "PowGradNode relative",
+    "positive() ** 0.5": "PowGradNode relative",
+    "x() / positive()": "DivideGradNode relative",
+    "1.5 / positive()": "DivideGradNode relative",
+    "paddle.matmul(x(), x(4, 5))": "MatmulGradNode any",
+    "x() @ x(4, 5)": "MatmulGradNode any",
+    "F.gelu(x())": "GeluGradNode any",
+    "F.linear(x(), x(4, 5), x(5))": "MatmulGradNode any",
+    "F.conv2d(x(2, 4, 6, 6), x(4, 1, 3, 3), groups=4)": "DepthwiseConv2dGradNode any",
 }
 
+NORMS = [
+    "F.layer_norm(x(2, 8, 128), 128, None)",
+    "F.batch_norm(x(4, 16, 128), c(16), positive(16), positive(16), x(16), training=True)",
+    "F.instance_norm(x(2, 8, 12, 12), weight=positive(8), bias=x(8))",
+]
 
-def told(backend: Any, function: Any, tensor: paddle.Tensor) -> set[tuple[str | None, str]]:
-    """Who is said to read what the function saves, and what it needs."""
-    return {(name, need) for _, name, need in told_of_each(backend, function, tensor)}
+
+def of_row(row: str, scope: Any = None, **made: Any) -> Ran:
+    """Run a row of the table of operators."""
+    return run(Case(row, "contiguous", "float32"), scope, **made)
 
 
-def told_of_each(backend: Any, function: Any, tensor: paddle.Tensor) -> list[tuple[list[int], str | None, str]]:
-    """The same for each saved tensor, with its shape."""
+def told(backend: Any, program: Callable[[Any], Any]) -> list[tuple[int, str]]:
+    """What is saved in a scope: of how many axes, and who is said to read it, and how exactly."""
     seen = []
 
     def pack(saved: paddle.Tensor) -> paddle.Tensor:
-        seen.append((saved.shape, reader(), backend.demand(saved)))
+        seen.append((saved.ndim, f"{reader()} {backend.demand(saved)}"))
         return saved.detach()
 
-    leaf = tensor.detach()
-    leaf.stop_gradient = False
-    given = (leaf * 1.0, leaf * 1.0) if function is paddle.matmul else (leaf * 1.0,)
-    with backend.hooks(pack, lambda saved: saved):
-        out = function(*given)
-    out.sum().backward()
+    program(backend.hooks(pack, lambda saved: saved))
     return seen
 
 
-@pytest.mark.parametrize(("function", "tensor", "name", "need"), READERS.values(), ids=READERS.keys())
-def test_the_reader_and_its_need_are_known_while_the_tensor_is_packed(backend, function, tensor, name, need):
-    assert told(backend, function, tensor) == {(name, need)}
+def told_of(backend: Any, function: Callable[..., paddle.Tensor]) -> set[str]:
+    """Who is said to read what a function of a matrix saves."""
 
-
-def test_the_reader_of_what_a_pylayer_saves_is_not_known(backend):
-    class Square(PyLayer):
-        @staticmethod
-        def forward(ctx, value):
-            ctx.save_for_backward(value)
-            return value * value
-
-        @staticmethod
-        def backward(ctx, grad):
-            return 2 * ctx.saved_tensor()[0] * grad
-
-    assert told(backend, Square.apply, matrix()) == {(None, "exact")}
-
-
-def normalised_over_the_batch(tensor: paddle.Tensor) -> paddle.Tensor:
-    return F.batch_norm(tensor, *(paddle.ones([2]) for _ in range(4)), training=True)
-
-
-@pytest.mark.parametrize(
-    ("function", "tensor", "count"),
-    [
-        (nn.LayerNorm(4), image(2), 2),
-        (normalised_over_the_batch, image(2), 2),
-        (nn.InstanceNorm2D(2), image(2), 2),
-    ],
-    ids=["layer norm", "batch norm", "instance norm"],
-)
-def test_the_statistics_of_a_norm_need_more_than_its_input(backend, function, tensor, count):
-    for _ in range(2):
-        needs = told_of_each(backend, function, tensor)
-        assert {need for shape, _, need in needs if shape == tensor.shape} == {"any"}
-        statistics = [need for shape, _, need in needs if shape != tensor.shape]
-        assert set(statistics) == {"relative"}
-        assert len(statistics) >= count
-
-
-@pytest.mark.parametrize("name", ["max", "amin", "max_pool2d", "maxout", "segment_max", "sqrt", "log", "/"])
-def test_quantization_leaves_alone_what_backward_compares_with_or_divides_by(name):
-    function, tensor, _, _ = READERS[name]
-    values = tensor.numpy() ** 8
-
-    def gradient(scope):
-        leaf = paddle.to_tensor(values, stop_gradient=False)
-        inner = leaf * 1.0
+    def program(scope: Any) -> None:
         with scope:
-            out = function(inner)
-        out.sum().backward()
-        return bits(leaf.grad)
+            function(leaf(noise(4, 4)) * 1.0)
 
+    return {told for _, told in told(backend, program)}
+
+
+@pytest.mark.parametrize(("row", "expected"), READERS.items(), ids=READERS.keys())
+def test_the_reader_and_its_need_are_known_while_the_tensor_is_packed(backend, row, expected):
+    assert {told for _, told in told(backend, lambda scope: of_row(row, scope))} == {expected}
+
+
+@pytest.mark.parametrize("row", NORMS)
+def test_the_statistics_of_a_norm_need_more_than_its_input(backend, row):
+    for _ in range(2):
+        seen = told(backend, lambda scope: of_row(row, scope))
+        most = max(axes for axes, _ in seen)
+        assert {told.split()[1] for axes, told in seen if axes == most} == {"any"}
+        statistics = [told.split()[1] for axes, told in seen if axes < most]
+        assert set(statistics) == {"relative"}
+        assert len(statistics) >= 2
+
+
+@pytest.mark.parametrize("name", ["max(", "amin", "max_pool2d", "maxout", "segment_max", "sqrt", "log", "x() /"])
+def test_quantization_leaves_alone_what_backward_compares_with_or_divides_by(name):
+    def powers(one: Any, random: Any, dtype: str) -> Any:
+        return one.values(random, dtype) ** (8 if one.kind == "x" else 1)
+
+    row = next(row for row in READERS if name in row)
     session = ts.stash(Quantize(8), framework="paddle", min_bytes=0)
-    assert gradient(session) == gradient(nullcontext())
+    assert of_row(row, session, made=powers) == of_row(row, made=powers)
     assert session.stats().kept[READ_EXACTLY].tensors
 
 
+def test_the_reader_of_what_a_pylayer_saves_is_not_known(backend):
+    square = layer(lambda x: (x * x, [x]), lambda grad, x: 2 * x * grad)
+    assert told_of(backend, square) == {"None exact"}
+
+
 def test_outside_of_operators_nobody_reads_and_nothing_may_be_lost(backend):
-    assert (reader(), backend.demand(matrix())) == (None, "exact")
+    assert (reader(), backend.demand(leaf(noise(4, 4)))) == (None, "exact")
 
 
 def test_where_the_stack_cannot_be_looked_up_nothing_may_be_lost(backend, monkeypatch):
     monkeypatch.setattr(paddle_readers, "_process", lambda: None)
-    assert told(backend, paddle.matmul, matrix()) == {(None, "exact")}
+    assert told_of(backend, lambda x: x @ x) == {"None exact"}
 
 
 def test_an_alias_that_was_taken_before_does_not_escape(backend):
     before = paddle._C_ops.max
-    assert told(backend, lambda t: before(t, [], False), matrix()) == {("MaxGradNode", "exact")}
+    assert told_of(backend, lambda x: before(x, [], False)) == {"MaxGradNode exact"}

@@ -10,7 +10,7 @@ from paddle import nn
 from paddle.base import core
 from paddle.distributed.fleet.utils import recompute
 from paddle.nn import functional as F  # noqa: N812
-from paddle_cases import bits, leaf, noise
+from paddle_cases import allocated, bits, leaf, noise
 from paddle_operators.cases import every_case
 from paddle_operators.driving import outcomes
 from test_paddle_architectures import MODELS, prepared
@@ -85,8 +85,7 @@ BUILT = {**MODELS, "swiglu": swiglu, "mlp": mlp, "convnet": convnet}
 def test_gradients_are_bitwise_those_without_hooks(name):
     _, _, gradients = prepared(BUILT[name])
     expected = gradients(nullcontext())
-    is_large = name == "resnet18"
-    for policy in (ts.Recompute(), *(() if is_large else (ts.Recompute() | ts.Compress(min_ratio=1),))):
+    for policy in (ts.Recompute(), ts.Recompute() | ts.Compress(min_ratio=1), ts.Recompute(verify="always")):
         around = stash(policy)
         for _ in range(2):
             assert gradients(around) == expected
@@ -94,11 +93,6 @@ def test_gradients_are_bitwise_those_without_hooks(name):
         assert not stats.refused
         assert bool(stats.recomputed) == (name != "lstm"), stats  # one operation, of which nothing is made again
         assert stats.live.tensors == 0
-    if is_large:
-        return
-    always = stash(ts.Recompute(verify="always"))
-    assert gradients(always) == expected
-    assert not always.stats().refused
 
 
 @cache
@@ -214,10 +208,6 @@ def test_recomputed_blocks_and_autocast_keep_out_of_the_way(reentrant, level):
 
 def held(model, inputs, around):
     """Bytes of Paddle's own allocator that a forward leaves behind until its backward, and what are left after it."""
-
-    def allocated():
-        return core.host_memory_stat_current_value("Allocated", 0)
-
     for _ in range(2):
         before = allocated()
         with around:
@@ -234,14 +224,12 @@ def held(model, inputs, around):
 def test_a_quarter_of_the_memory_is_gone(name, counting_only):
     """Print the figures with ``-rP``."""
     model, inputs, _ = prepared(BUILT[name])
-    buffers = [bits(value) for value in model.buffers()]
     native, _ = held(model, inputs, nullcontext())
     around = stash()
     with_recipes, left = held(model, inputs, around)
     print(f"{name}: {with_recipes / native:.3f} of {native} bytes are left", file=sys.stderr)
     assert with_recipes < 0.75 * native
     assert left < 0.02 * native, "a graph is kept alive"
-    assert len(buffers) == len(model.buffers())
 
 
 def test_views_and_casts_that_are_not_saved_are_no_steps_of_a_recipe():
@@ -262,9 +250,6 @@ def test_views_and_casts_that_are_not_saved_are_no_steps_of_a_recipe():
 @pytest.mark.parametrize("ending", ["backward", "dropped", "error"])
 def test_nothing_lives_on(ending, counting_only):
     layer = nn.Linear(64, 64)
-
-    def allocated():
-        return core.host_memory_stat_current_value("Allocated", 0)
 
     def step():
         layer.clear_gradients(set_to_zero=False)

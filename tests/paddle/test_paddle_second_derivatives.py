@@ -1,5 +1,7 @@
 """Derivatives of derivatives inside a scope, where Paddle saves tensors that have no memory, too."""
 
+from contextlib import nullcontext
+
 import paddle
 import pytest
 from paddle.autograd import saved_tensors_hooks
@@ -28,32 +30,23 @@ PROGRAMS = {
 SCOPES = {**STASHES, "a pair that copies": lambda: saved_tensors_hooks(lambda x: x.numpy(), paddle.to_tensor)}
 
 
-def derivatives(program, scope):
+def derivatives(program, scope=nullcontext):
     a, b = (leaf(noise(3, 4, seed=seed)) for seed in (0, 1))
-    first, second = derive(program, a, b) if scope is None else _inside(scope, program, a, b)
+    with scope():
+        out = program(a * 1.0, b * 1.0)
+        first, second = paddle.grad((out * out).sum(), [a, b], create_graph=True)
     (second * second).sum().backward()
     return [bits(one) for one in (first, second, a.grad, b.grad)]
-
-
-def _inside(scope, program, a, b):
-    # The outer scope is what a foreign pair goes through.
-    with ts.stash(ts.Keep(), framework="paddle"), scope():
-        return derive(program, a, b)
-
-
-def derive(program, a, b):
-    out = program(a * 1.0, b * 1.0)
-    return paddle.grad((out * out).sum(), [a, b], create_graph=True)
 
 
 @pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES.keys())
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_derivatives_taken_inside_a_scope_are_bitwise_those_without(program, scope):
-    assert derivatives(program, scope) == derivatives(program, None)
+    assert derivatives(program, scope) == derivatives(program)
 
 
 def test_another_thread_takes_second_derivatives_without_a_scope_of_its_own(in_a_thread):
     program = PROGRAMS["add"]
     with ts.stash(ts.Keep(), framework="paddle"):
-        got = in_a_thread(lambda: derivatives(program, None))
-    assert got == derivatives(program, None)
+        got = in_a_thread(lambda: derivatives(program))
+    assert got == derivatives(program)
