@@ -80,7 +80,7 @@ class PaddleBackend:
     def hooks(
         self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /, *, trusted: bool = False
     ) -> AbstractContextManager[None]:
-        """Install a pair of hooks for this thread; see :class:`~tensorstash.backends.paddle.hooks.HookScope`.
+        """See :class:`~tensorstash.backends.paddle.hooks.HookScope`.
 
         The result of ``unpack`` is checked, and copied where Paddle would misread its layout, unless the
         pair is trusted to return results of :meth:`alias` and :meth:`from_host`.

@@ -20,6 +20,7 @@ from typing import Any
 from paddle import Tensor
 from paddle.base import core
 
+from tensorstash.backends.forward import left_out_of_order
 from tensorstash.backends.paddle.packed import NotPacked, Pack, Private, Scope, Unhooked, Unpack, unpacked
 from tensorstash.backends.paddle.repairs.backward import hook_failed
 from tensorstash.errors import BackendError
@@ -51,13 +52,7 @@ class HookStack:
         return self._innermost.get(get_ident())
 
     def push(self, source: object, pack: Pack | None, unpack: Unpack | None, *, private: bool = False) -> None:
-        """Put a pair in force for this thread, as :class:`HookScope` says.
-
-        Args:
-            source: who enters it.
-            pack: of the pair.
-            unpack: of the pair.
-            private: likewise.
+        """Put a pair of :class:`HookScope` in force for this thread, to be ended by ``source``.
 
         Raises:
             BackendError: a pair is in force that could not be put back.
@@ -139,11 +134,7 @@ class HookStack:
             self._guarding.discard(thread)
 
     def pop(self, source: object, error: BaseException | None) -> None:
-        """End the scope that ``source`` entered, and raise the exception of its ``pack``.
-
-        Args:
-            source: who entered it.
-            error: of its body, which comes first.
+        """End the scope that ``source`` entered; raise the exception of its ``pack``, unless its body has raised one.
 
         Raises:
             BackendError: it is not the innermost scope of this thread. It is ended all the same, the others stay.
@@ -154,15 +145,7 @@ class HookStack:
             if scope is not None:
                 self._remove(scope)
         if not in_order:
-            raise BackendError(
-                "saved-tensor hooks were left in another order than they were entered; "
-                + (
-                    "the hooks that were entered later are still in force, these are removed; "
-                    if scope is not None
-                    else "these were no longer in force: somebody else left twice, or first; "
-                )
-                + "leave `with` blocks innermost first, on the thread that entered them"
-            )
+            raise left_out_of_order(scope is not None)
         if scope is not None:
             _report(scope.end(), error)
 

@@ -22,23 +22,19 @@ Unpack = Callable[[Any], Tensor]
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Settings:
-    """Settings of one call of an operation; they live as long as anything that the new node has saved.
-
-    Args:
-        values: as the operation takes them.
-    """
+    """Settings of one call, as the operation takes them; they live as long as anything that the new node has saved."""
 
     values: tuple[Any, ...]
 
 
 class Scope:
-    """One pair of hooks in force for one thread; lives as long as anything it packed.
+    """A pair of :class:`~tensorstash.backends.paddle.hooks.HookScope` in force; lives as long as anything it packed.
 
     Args:
         source: who entered it and will leave it.
-        pack: called on this thread only; None where no pair is in force.
-        unpack: called from any thread.
-        private: whether a result of ``unpack`` is either the saved tensor's memory or nobody else's.
+        pack: None where no pair is in force.
+        unpack: of the pair.
+        private: of the pair.
     """
 
     __slots__ = ("call", "failure", "pack", "private", "ready", "recent", "settings", "source", "thread", "unpack")
@@ -115,11 +111,7 @@ class Private:
 
 
 class Unhooked:
-    """A tensor saved as Paddle would have without hooks, with its in-place check.
-
-    Args:
-        tensor: the saved one.
-    """
+    """A tensor saved as Paddle would have without hooks, with its in-place check."""
 
     __slots__ = ("_alias", "_version")
 

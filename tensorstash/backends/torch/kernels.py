@@ -33,12 +33,7 @@ _Work = Callable[[Tensor], Tensor]
 
 
 def device_kernel(codec: Codec, spec: TensorSpec) -> Kernel[Tensor] | None:
-    """Return the kernel of a codec, or None for a codec or a spec that has none.
-
-    Args:
-        codec: it accepts ``spec``.
-        spec: of the dense elements, on a device that Triton runs on.
-    """
+    """Return the kernel of a codec for a device that Triton runs on, or None for a codec or a spec that has none."""
     works: tuple[_Work, _Work] | None = None
     if isinstance(codec, Affine) and codec.encoded_spec(spec).nbytes < spec.nbytes:  # else it is passed on as it is
         works = _affine(codec, spec)

@@ -71,14 +71,7 @@ def quantize(dense: Tensor, payload: Tensor, groups: Groups, bits: int, seed: in
 
 
 def dequantize(payload: Tensor, dense: Tensor, groups: Groups, bits: int):
-    """Write the elements that a payload stands for.
-
-    Args:
-        payload: as written by :func:`quantize`.
-        dense: contiguous floats, all of which are written.
-        groups: how ``dense`` is cut.
-        bits: of a code.
-    """
+    """Write the elements that a payload of :func:`quantize` stands for, all of ``dense``."""
     grid, tile = _tiles(groups, bits)
     _dequantize[grid](payload, _raw(dense), *_numbers(groups), **tile, DTYPE=_FLOATS[dense.dtype], **OPTIONS)
 

@@ -36,13 +36,7 @@ _MASK = "mask"
 
 
 class _Note(NamedTuple):
-    """The handle of an output of a node.
-
-    Args:
-        handle: a weak reference.
-        shape: of the output.
-        dtype: of the output.
-    """
+    """A weak reference of the handle of an output of a node, and the output's shape and type."""
 
     handle: ref[Any]
     shape: tuple[int, ...]
@@ -53,7 +47,7 @@ class Producers(recipes.Producers[Tensor]):
     """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
 
     Args:
-        is_ours: whether an object is a handle that a recipe may have for an input.
+        is_ours: as ``rules``, of :class:`tensorstash.abilities.SupportsProducers`.
         rules: besides those that are built in.
         parameters: of the process.
         settings: returns those that operations of this scope ran with, by the address of the node.
@@ -75,7 +69,6 @@ class Producers(recipes.Producers[Tensor]):
         self._notes: dict[Hashable, _Note] = {}
 
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
-        """Remember which handle stands for the output of a node."""
         if tensor.is_leaf:
             return
         name = reader()
@@ -198,11 +191,7 @@ class _Search(Search):
         self._settings = producers._settings()
 
     def output(self, node: Any, *, is_root: bool = False) -> tuple[Any, int]:
-        """Return how the first output of a node is made again, and in how many operations.
-
-        Raises:
-            NoRecipe: it cannot be made again.
-        """
+        """Return how the first output of a node is made, and in how many operations; raise NoRecipe if it cannot be."""
         if node is None:
             raise NoRecipe("an operand that the graph does not know")
         address = node.node_ptr()

@@ -13,15 +13,7 @@ TILE = 4096
 
 
 def digest(words: Tensor, multiplier: int) -> Tensor:
-    """Return a number of 64 bits that depends on every word and its place, on the device of the words.
-
-    Args:
-        words: one run of whole numbers, on the current device.
-        multiplier: odd, with bits all over.
-
-    Returns:
-        A tensor of one ``int64``.
-    """
+    """Return an ``int64`` that depends on every word and its place, on the current device, where the words are."""
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     count = words.numel()
     if count:

@@ -44,11 +44,7 @@ class Search(AnySearch):
     __slots__ = ()
 
     def output(self, node: Any, number: int, *, is_root: bool = False) -> tuple[Any, int]:
-        """Return how an output of a node is made, and in how many operations.
-
-        Raises:
-            NoRecipe: it cannot be made again.
-        """
+        """Return how an output of a node is made, and in how many operations; raise NoRecipe if it cannot be."""
         if not is_root:
             if node is None:
                 raise NoRecipe("an operand that the graph does not know")
