@@ -27,6 +27,10 @@ class Settings:
     values: tuple[Any, ...]
 
 
+WRITES = Settings(())
+"""Of an operation whose backward writes into a tensor that it saved."""
+
+
 class Scope:
     """A pair of :class:`~tensorstash.backends.paddle.hooks.HookScope` in force; lives as long as anything it packed.
 
@@ -65,11 +69,13 @@ def unpacked(packed: Any) -> Tensor:
     """Return the tensor behind whatever stands for it; drop that if nobody will ask again."""
     if type(packed) is not CellType:
         return with_memory(packed.restore())
-    scope, value, _ = packed.cell_contents
+    scope, value, mark = packed.cell_contents
     tensor: Tensor = scope.unpack(value)
     if backward.release:
         del packed.cell_contents
-    return tensor if tensor._is_initialized() else with_memory(tensor)
+    if not tensor._is_initialized():
+        return with_memory(tensor)
+    return private_copy(tensor) if type(mark) is int and mark in (0, tensor.data_ptr()) else tensor
 
 
 def with_memory(tensor: Tensor) -> Tensor:
@@ -87,36 +93,14 @@ def with_memory(tensor: Tensor) -> Tensor:
     return paddle._C_ops.empty([nbytes], paddle.uint8, place)
 
 
-class Private:
-    """A tensor that comes back in memory that backward may write into.
-
-    Args:
-        packed: stands for it.
-        address: of the saved tensor's memory, if ``unpack`` returns that or memory that is nobody else's.
-    """
-
-    __slots__ = ("_address", "_packed")
-
-    def __init__(self, packed: Any, address: int | None) -> None:
-        self._packed = packed
-        self._address = address
-
-    def restore(self) -> Tensor:
-        """Return the tensor, or a copy."""
-        tensor = unpacked(self._packed)
-        if not tensor._is_initialized():
-            return tensor
-        is_private = self._address is not None and tensor.data_ptr() != self._address
-        return tensor if is_private else private_copy(tensor)
-
-
 class Unhooked:
-    """A tensor saved as Paddle would have without hooks, with its in-place check."""
+    """A tensor saved as Paddle would have without hooks, with its in-place check; copied where backward writes."""
 
-    __slots__ = ("_alias", "_version")
+    __slots__ = ("_alias", "_is_written", "_version")
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, is_written: bool) -> None:
         self._alias: Tensor | None = tensor.detach()
+        self._is_written = is_written
         self._version = tensor.inplace_version
 
     def restore(self) -> Tensor:
@@ -136,7 +120,7 @@ class Unhooked:
                 f"a tensor of shape {tuple(alias.shape)} used in gradient computation has been modified by an inplace "
                 f"operation: its version is {version}, expected {self._version}"
             )
-        return alias
+        return private_copy(alias) if self._is_written else alias
 
 
 class NotPacked:
