@@ -153,15 +153,12 @@ def fitted(tensor: Tensor, spec: TensorSpec) -> Tensor:
 
 
 def private_copy(tensor: Tensor) -> Tensor:
-    """Return a detached copy in memory that nobody else has, in the layout of the tensor.
+    """Return a detached copy in memory that nobody else has, in the layout of a tensor with memory.
 
-    Args:
-        tensor: any tensor with memory; other types than those that can be moved are laid out by Paddle.
+    Other types than those that can be moved are laid out by Paddle.
     """
-    if tensor.is_dist() or dtype_name(tensor.dtype) is None:
-        return tensor.detach().clone()
-    spec = spec_of(tensor)
-    if spec.device != "cpu" and spec.offset == 0 and spec.strides == _contiguous(spec.shape):
+    spec = None if tensor.is_dist() or dtype_name(tensor.dtype) is None else spec_of(tensor)
+    if spec is None or (spec.offset == 0 and spec.strides == _contiguous(spec.shape)):
         return tensor.detach().clone()
     # By way of the host: a custom device may have no kernels for non-contiguous tensors.
     return rebuilt(borrowed(elements(tensor, spec)), spec)

@@ -32,8 +32,6 @@ from tensorstash.spec import ALIGNMENT, TensorSpec
 
 _REMEMBERED = 65536
 
-_MASK = "mask"
-
 
 class _Note(NamedTuple):
     """A weak reference of the handle of an output of a node, and the output's shape and type."""
@@ -170,10 +168,9 @@ class Producers(recipes.Producers[Tensor]):
 
     def _key(self, node: Any, tensor: Tensor) -> Hashable:
         """Return the name of an output of a node among notes; None for one that no recipe can ask for."""
-        kind = kind_of(node)
-        if not self._is_first(node, tensor):
-            return (node.node_ptr(), _MASK) if kind in RULES and RULES[kind].mask else None
-        return node.node_ptr() if kind in OUTPUTS else None
+        kind, is_first = kind_of(node), self._is_first(node, tensor)
+        can_be_asked_for = kind in OUTPUTS if is_first else kind in RULES and RULES[kind].mask
+        return (node.node_ptr(), is_first) if can_be_asked_for else None
 
     def _is_first(self, node: Any, tensor: Tensor) -> bool:
         return is_first(kind_of(node), self._settings().get(node.node_ptr()), tensor)
@@ -195,7 +192,7 @@ class _Search(Search):
         if node is None:
             raise NoRecipe("an operand that the graph does not know")
         address = node.node_ptr()
-        if not is_root and (found := self._noted(address)) is not None:
+        if not is_root and (found := self._noted((address, True))) is not None:
             return found, 0
         kind = kind_of(node)
         if kind == ACCUMULATION:
@@ -212,7 +209,7 @@ class _Search(Search):
             raise NoRecipe(f"{kind} with other operands than those of the rule")
         operands = [self.output(each) for each in before]
         if rule.mask:
-            mask = self._noted((address, _MASK))
+            mask = self._noted((address, False))
             if mask is None:
                 raise NoRecipe("a mask that is not saved")
             self.own.append(mask)

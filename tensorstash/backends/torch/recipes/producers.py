@@ -22,8 +22,7 @@ from tensorstash.backends.search import Call, NoRecipe, run_again
 from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, restored
 from tensorstash.backends.torch.readers import CAN_TELL
 from tensorstash.backends.torch.recipes.digests import Comparisons, device_digest
-from tensorstash.backends.torch.recipes.rule import Rule
-from tensorstash.backends.torch.recipes.rules import CAST
+from tensorstash.backends.torch.recipes.rules import CAST, Rule
 from tensorstash.backends.torch.recipes.rules import rules as built_in
 from tensorstash.backends.torch.recipes.search import Note, Search
 from tensorstash.host.arrays import few_bytes

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from tensorstash.abilities.recipes import Leaf
 from tensorstash.backends.search import Call, NoRecipe, Number
 from tensorstash.backends.search import Search as AnySearch
-from tensorstash.backends.torch.recipes.rule import Rule, saved
+from tensorstash.backends.torch.recipes.rules import Rule, saved
 
 
 def _as_laid_out(shape: tuple[int, ...], strides: tuple[int, ...], tensor: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Search(AnySearch):
         if number:
             raise NoRecipe(f"no rule for {kind}")
         try:
-            settings = rule.settings(node, number)
+            settings = rule.settings(node)
             if settings is None:
                 raise NoRecipe(f"{kind} does not tell its settings")
             operands = []
