@@ -26,11 +26,7 @@ def device_digest(whole: Tensor) -> Tensor:
     added up: in whatever order a device adds whole numbers, the sum is the same. Without Triton, operators of PyTorch
     do that, block by block and several times slower.
 
-    Args:
-        whole: one run of memory.
-
-    Returns:
-        A tensor of one ``int64``.
+    The result is an ``int64``, of a tensor that is one run of memory.
     """
     bits = whole.as_strided((whole.numel(),), (1,), whole.storage_offset())
     if bits.is_complex():
