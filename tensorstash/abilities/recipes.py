@@ -41,7 +41,8 @@ class Recipe(NamedTuple):
 class Producers(Protocol[T]):
     """The producers of saved tensors, and recipes to make them again. Thread-safe; keeps nothing of a graph alive.
 
-    A backend derives from it, and inherits all that it does not define.
+    A backend derives from it, and inherits all that it does not define. Where a method takes a tensor and its spec, the
+    tensor is as ``pack`` got it.
 
     A recipe neither records gradients nor follows autocast, and leaves alone whatever is the user's; but for
     settings on which the bits depend, which are those of the recipe meanwhile.
@@ -53,21 +54,10 @@ class Producers(Protocol[T]):
         return ""
 
     def note(self, tensor: T, spec: TensorSpec, handle: Any, /) -> None:
-        """Remember, as long as both live, that ``handle`` stands for a tensor of the graph.
-
-        Args:
-            tensor: as ``pack`` got it.
-            spec: of it.
-            handle: the result that ``pack`` is about to return for it; can be referred to weakly.
-        """
+        """Remember, as long as both live, that ``handle``, referred to weakly, stands for a tensor of the graph."""
 
     def noted(self, tensor: T, spec: TensorSpec, /) -> Any:
-        """Return the handle that was noted for :meth:`whole` of a tensor, or for a view of that; None without one.
-
-        Args:
-            tensor: as ``pack`` got it.
-            spec: of it.
-        """
+        """Return the handle that was noted for :meth:`whole` of a tensor, or for a view of that; None without one."""
 
     def forget(self) -> None:
         """Forget the handles that were noted so far."""
@@ -75,28 +65,21 @@ class Producers(Protocol[T]):
     def recipe(self, tensor: T, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
         """Return how :meth:`whole` of a tensor is made again from handles that are noted, or saved by its producer.
 
+        Where there is none it returns why: a few words, the same for all tensors of a kind.
+
         Args:
-            tensor: as ``pack`` got it.
+            tensor: see above.
             spec: of it.
             ops: names of the rules that may be used; None for all.
             depth: most operations one after the other.
-
-        Returns:
-            A recipe, or why there is none: a few words, the same for all tensors of a kind.
         """
 
     def narrowed(self, tensor: T, spec: TensorSpec, /) -> tuple[Recipe, T] | None:
         """Return a smaller tensor with all that :meth:`whole` of a tensor holds, and how that is made of it again.
 
-        That is so for the result of a narrower element type, which the graph tells and nobody has to look for.
-
-        Args:
-            tensor: as ``pack`` got it.
-            spec: of it.
-
-        Returns:
-            A recipe without inputs, which is to be given the handle of the smaller tensor; and that tensor, in fresh
-            memory and part of no graph. None for all that is as narrow as can be.
+        That is so for the result of a narrower element type, which the graph tells and nobody has to look for. The
+        recipe has no inputs, and is to be given the handle of the smaller tensor, which is in fresh memory and part of
+        no graph. None for all that is as narrow as can be.
         """
         return None
 

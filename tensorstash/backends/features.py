@@ -6,24 +6,17 @@
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import NamedTuple
 
 from tensorstash.errors import MissingDependencyError, TensorStashWarning
 
 
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """Something private of a framework.
-
-    Args:
-        path: ``"module:attribute"``.
-        purpose: of the feature, for people.
-        without: the loss without it; empty if nothing works then.
-    """
+class Feature(NamedTuple):
+    """A private name of a framework, ``"module:attribute"``, its purpose, and the loss if the rest works without it."""
 
     path: str
     purpose: str
@@ -38,8 +31,7 @@ class Feature:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Framework:
+class Framework(NamedTuple):
     """A framework as its package index knows it.
 
     Args:
@@ -82,11 +74,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
 
 
 def installed(name: str) -> str | None:
-    """Return the version of a framework that is installed, or None.
-
-    Args:
-        name: a key of :data:`FRAMEWORKS`.
-    """
+    """Return the version of a framework of :data:`FRAMEWORKS` that is installed, or None."""
     package = FRAMEWORKS[name].package
     for distribution in (package, f"{package}-gpu"):
         try:

@@ -187,3 +187,16 @@ def is_called_by(module: str, owner: str = "") -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def left_out_of_order(is_removed: bool) -> BackendError:
+    """Return the error of a pair of hooks that is not the innermost where it is left; removed, or gone before."""
+    return BackendError(
+        "saved-tensor hooks were left in another order than they were entered; "
+        + (
+            "the hooks that were entered later are still in force, these are removed; "
+            if is_removed
+            else "these were no longer in force on this thread: somebody else left twice, or first; "
+        )
+        + "leave `with` blocks innermost first, on the thread that entered them"
+    )

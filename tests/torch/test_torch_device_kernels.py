@@ -17,11 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tensorstash.backends.torch import quantize as torch_triton
 from tensorstash.backends.torch.backend import TorchBackend
 from tensorstash.backends.torch.kernels import DeviceKernels, device_kernel
 from tensorstash.backends.torch.layout import DTYPE_NAMES
-from tensorstash.backends.torch.recipes import digest_kernel
 from tensorstash.codecs import Affine, AsType, Lossless, PackBits, TwoValued
 from tensorstash.engine.session import Session
 from tensorstash.host.arrays import Array
@@ -32,10 +30,14 @@ from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec, contiguous_strides
 
+pytest.importorskip("triton", reason="Triton has no build for this system")
+
+from tensorstash.backends.torch import quantize as torch_triton
+from tensorstash.backends.torch.recipes import digest_kernel
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = next((kind for kind in ("cuda", "xpu") if getattr(torch, kind).is_available()), None)
 
-needs_triton = pytest.mark.skipif(sys.platform != "linux", reason="Triton has no build for this system")
 DTYPES = ["float16", "bfloat16", "float32"]
 SHAPES = [((33, 256), 128), ((3, 500), 100), ((130,), 64), ((5, 4, 3, 8), 128), ((7, 61), 33)]
 CONTENTS = ["specials"] if INTERPRETED else ["normal", "zeros and constants", "specials", "any bits"]
@@ -215,7 +217,6 @@ def test_the_host_and_devices_without_triton_get_no_kernel(device: str) -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the inner run")
-@needs_triton
 def test_triton_kernels_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", __file__]
     inner = subprocess.run(
@@ -226,7 +227,6 @@ def test_triton_kernels_in_the_interpreter() -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="interpreted functions cannot be compiled")
-@needs_triton
 def test_triton_kernels_compile_for_a_device_and_round_every_operation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,8 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F  # noqa: N812
 
 import tensorstash as ts
-from tensorstash.backends.torch.recipes.rule import Rule
-from tensorstash.backends.torch.recipes.rules import rules
+from tensorstash.backends.torch.recipes.rules import Rule, rules
 from tensorstash.engine.stats import Tally
 from tensorstash.errors import SavedTensorModifiedError, StashError
 from tensorstash.policies import StoreIn

@@ -50,7 +50,7 @@ class PaddleBackend:
 
     Faults that cannot be helped, in Paddle 3.3.1 and without any hooks, too: backward twice through a ``PyLayer`` with
     ``retain_graph=True`` is a segmentation fault, since the first one frees the layer's context; the context of a
-    layer whose forward raises is leaked, here without its saved tensors; the graph of a ``PyLayer`` that saves its own
+    layer whose forward raises is leaked, with its saved tensors; the graph of a ``PyLayer`` that saves its own
     output is freed by backward alone; ``paddle.grad`` never releases its graph; and entering the first scope, or
     leaving the last, while another thread runs operations is a race inside Paddle.
     """
@@ -80,7 +80,7 @@ class PaddleBackend:
     def hooks(
         self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /, *, trusted: bool = False
     ) -> AbstractContextManager[None]:
-        """Install a pair of hooks for this thread; see :class:`~tensorstash.backends.paddle.hooks.HookScope`.
+        """See :class:`~tensorstash.backends.paddle.hooks.HookScope`.
 
         The result of ``unpack`` is checked, and copied where Paddle would misread its layout, unless the
         pair is trusted to return results of :meth:`alias` and :meth:`from_host`.

@@ -54,7 +54,7 @@ class Parameters:
         kinds[0].__init__ = __init__
 
     def keep_reason(self, tensor: Tensor, /) -> str | None:
-        """Say why the tensor must be kept as it is, or return None if it can be stashed.
+        """See :meth:`tensorstash.abilities.Backend.keep_reason`.
 
         A parameter comes as a plain tensor without its class and attributes, but leaf and ``persistable``. Integer
         and boolean tensors may claim to need gradients.

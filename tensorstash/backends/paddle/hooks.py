@@ -12,15 +12,15 @@ that use scopes.
 import atexit
 import threading
 from _thread import get_ident
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import CellType
 from typing import Any
 
 from paddle import Tensor
 from paddle.base import core
 
-from tensorstash.backends.paddle.packed import NotPacked, Pack, Private, Scope, Unhooked, Unpack, unpacked
+from tensorstash.backends.forward import left_out_of_order
+from tensorstash.backends.paddle.packed import WRITES, NotPacked, Pack, Scope, Unhooked, Unpack, unpacked
 from tensorstash.backends.paddle.repairs.backward import hook_failed
 from tensorstash.errors import BackendError
 from tensorstash.host.blocks import Block, guarded
@@ -37,7 +37,6 @@ class HookStack:
         self._lock = threading.RLock()
         self._scopes: list[Scope] = []
         self._innermost: dict[int, Scope] = {}
-        self._guarding: set[int] = set()
         self._threads: set[threading.Thread] = set()
         self._pair = guarded(self._pack, self._not_packed), guarded(unpacked, hook_failed)
         self.is_registered = False
@@ -51,13 +50,7 @@ class HookStack:
         return self._innermost.get(get_ident())
 
     def push(self, source: object, pack: Pack | None, unpack: Unpack | None, *, private: bool = False) -> None:
-        """Put a pair in force for this thread, as :class:`HookScope` says.
-
-        Args:
-            source: who enters it.
-            pack: of the pair.
-            unpack: of the pair.
-            private: likewise.
+        """Put a pair of :class:`HookScope` in force for this thread, to be ended by ``source``.
 
         Raises:
             BackendError: a pair is in force that could not be put back.
@@ -92,31 +85,21 @@ class HookStack:
         switch gradient recording off and make an ``OSError`` of it. One of ``pack`` is raised when the scope ends,
         and unpack before that. One of ``unpack`` is raised by backward: it refuses the None that it gets instead.
         """
-        thread = get_ident()
-        if self._guarding and thread in self._guarding:
-            return self._pack_guarded(tensor, thread)
-        scope = self._innermost.get(thread)
+        scope = self._innermost.get(get_ident())
         if scope is None or not scope.ready:
             if not self._innermost:
                 self._tidy()
             if scope is None or scope.failure is None:
-                return Unhooked(tensor)
+                return Unhooked(tensor, scope is not None and scope.call is WRITES)
             return NotPacked(scope, scope.failure)
         scope.ready = False
+        mark: Any = scope.call
+        if mark is WRITES:  # the address of a memory that must not come back; 0 where any must not
+            mark = tensor.data_ptr() if scope.private and tensor._is_initialized() else 0
         # A cell is the cheapest box that can be emptied; tuples and lists are not opaque to Paddle.
-        packed = CellType((scope, scope.pack(tensor), scope.call))
+        packed = CellType((scope, scope.pack(tensor), mark))
         scope.ready = True
         return packed
-
-    def _pack_guarded(self, tensor: Tensor, thread: int) -> Any:
-        scope = self._innermost.get(thread)
-        self._guarding.discard(thread)  # operations inside of pack have no guard
-        try:
-            packed = self._pack(tensor)
-        finally:
-            self._guarding.add(thread)
-        is_told = scope is not None and scope.private and tensor._is_initialized()
-        return Private(packed, tensor.data_ptr() if is_told else None)
 
     def _not_packed(self, error: BaseException) -> Any:
         scope = self.current()
@@ -125,25 +108,8 @@ class HookStack:
         scope.failure = error  # and never ready again
         return NotPacked(scope, error)
 
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Let tensors saved in the block come back in memory that backward may write into."""
-        thread, outer = get_ident(), self.current()
-        if not self.is_registered or thread in self._guarding or (outer is not None and not outer.ready):
-            yield
-            return
-        self._guarding.add(thread)
-        try:
-            yield
-        finally:
-            self._guarding.discard(thread)
-
     def pop(self, source: object, error: BaseException | None) -> None:
-        """End the scope that ``source`` entered, and raise the exception of its ``pack``.
-
-        Args:
-            source: who entered it.
-            error: of its body, which comes first.
+        """End the scope that ``source`` entered; raise the exception of its ``pack``, unless its body has raised one.
 
         Raises:
             BackendError: it is not the innermost scope of this thread. It is ended all the same, the others stay.
@@ -154,15 +120,7 @@ class HookStack:
             if scope is not None:
                 self._remove(scope)
         if not in_order:
-            raise BackendError(
-                "saved-tensor hooks were left in another order than they were entered; "
-                + (
-                    "the hooks that were entered later are still in force, these are removed; "
-                    if scope is not None
-                    else "these were no longer in force: somebody else left twice, or first; "
-                )
-                + "leave `with` blocks innermost first, on the thread that entered them"
-            )
+            raise left_out_of_order(scope is not None)
         if scope is not None:
             _report(scope.end(), error)
 

@@ -79,11 +79,7 @@ def is_plain(spec: TensorSpec) -> bool:
 
 
 def is_out_of_reach(tensor: Tensor) -> bool:
-    """Whether a tensor can be read and rebuilt only with Paddle's kernels for views, and these are switched off.
-
-    Args:
-        tensor: any dense tensor with memory.
-    """
+    """Whether a dense tensor can be read and rebuilt only with Paddle's kernels for views, which are switched off."""
     # Not by is_contiguous(), which raises where it is not, when those kernels are off.
     is_contiguous = not tensor._offset() and tuple(tensor.strides) == _contiguous(tuple(tensor.shape))
     if is_contiguous and dtype_name(tensor.dtype) not in _EXCHANGED:
@@ -93,17 +89,9 @@ def is_out_of_reach(tensor: Tensor) -> bool:
 
 
 def elements(tensor: Tensor, spec: TensorSpec) -> Array:
-    """Return the distinct elements of a tensor in memory order, as carrier bits.
+    """See :meth:`tensorstash.abilities.Backend.to_host`.
 
-    Neither the tensor nor its storage is changed: ``Tensor.contiguous()``, which would rearrange the user's own
-    tensor, is not used.
-
-    Args:
-        tensor: any dense tensor with memory.
-        spec: its spec.
-
-    Returns:
-        A read-only view of the tensor's live memory where that is one run of host memory, else a private copy.
+    Not by ``Tensor.contiguous()``, which would rearrange the user's own tensor.
     """
     order = spec.order
     if order.span == 0:
@@ -124,12 +112,7 @@ def elements(tensor: Tensor, spec: TensorSpec) -> Array:
 
 
 def rebuilt(data: Array, spec: TensorSpec) -> Tensor:
-    """Return a fresh, detached tensor with the exact layout of ``spec``, in private writable memory.
-
-    Args:
-        data: distinct elements in memory order, as carrier bits. Writable memory is adopted where it fits.
-        spec: the layout.
-    """
+    """See :meth:`tensorstash.abilities.Backend.from_host`."""
     order = spec.order
     if order.span == 0:
         return uninitialised(spec.shape, spec)
@@ -170,15 +153,12 @@ def fitted(tensor: Tensor, spec: TensorSpec) -> Tensor:
 
 
 def private_copy(tensor: Tensor) -> Tensor:
-    """Return a detached copy in memory that nobody else has, in the layout of the tensor.
+    """Return a detached copy in memory that nobody else has, in the layout of a tensor with memory.
 
-    Args:
-        tensor: any tensor with memory; other types than those that can be moved are laid out by Paddle.
+    Other types than those that can be moved are laid out by Paddle.
     """
-    if tensor.is_dist() or dtype_name(tensor.dtype) is None:
-        return tensor.detach().clone()
-    spec = spec_of(tensor)
-    if spec.device != "cpu" and spec.offset == 0 and spec.strides == _contiguous(spec.shape):
+    spec = None if tensor.is_dist() or dtype_name(tensor.dtype) is None else spec_of(tensor)
+    if spec is None or (spec.offset == 0 and spec.strides == _contiguous(spec.shape)):
         return tensor.detach().clone()
     # By way of the host: a custom device may have no kernels for non-contiguous tensors.
     return rebuilt(borrowed(elements(tensor, spec)), spec)

@@ -22,23 +22,23 @@ Unpack = Callable[[Any], Tensor]
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Settings:
-    """Settings of one call of an operation; they live as long as anything that the new node has saved.
-
-    Args:
-        values: as the operation takes them.
-    """
+    """Settings of one call, as the operation takes them; they live as long as anything that the new node has saved."""
 
     values: tuple[Any, ...]
 
 
+WRITES = Settings(())
+"""Of an operation whose backward writes into a tensor that it saved."""
+
+
 class Scope:
-    """One pair of hooks in force for one thread; lives as long as anything it packed.
+    """A pair of :class:`~tensorstash.backends.paddle.hooks.HookScope` in force; lives as long as anything it packed.
 
     Args:
         source: who entered it and will leave it.
-        pack: called on this thread only; None where no pair is in force.
-        unpack: called from any thread.
-        private: whether a result of ``unpack`` is either the saved tensor's memory or nobody else's.
+        pack: None where no pair is in force.
+        unpack: of the pair.
+        private: of the pair.
     """
 
     __slots__ = ("call", "failure", "pack", "private", "ready", "recent", "settings", "source", "thread", "unpack")
@@ -69,11 +69,13 @@ def unpacked(packed: Any) -> Tensor:
     """Return the tensor behind whatever stands for it; drop that if nobody will ask again."""
     if type(packed) is not CellType:
         return with_memory(packed.restore())
-    scope, value, _ = packed.cell_contents
+    scope, value, mark = packed.cell_contents
     tensor: Tensor = scope.unpack(value)
     if backward.release:
         del packed.cell_contents
-    return tensor if tensor._is_initialized() else with_memory(tensor)
+    if not tensor._is_initialized():
+        return with_memory(tensor)
+    return private_copy(tensor) if type(mark) is int and mark in (0, tensor.data_ptr()) else tensor
 
 
 def with_memory(tensor: Tensor) -> Tensor:
@@ -91,40 +93,14 @@ def with_memory(tensor: Tensor) -> Tensor:
     return paddle._C_ops.empty([nbytes], paddle.uint8, place)
 
 
-class Private:
-    """A tensor that comes back in memory that backward may write into.
-
-    Args:
-        packed: stands for it.
-        address: of the saved tensor's memory, if ``unpack`` returns that or memory that is nobody else's.
-    """
-
-    __slots__ = ("_address", "_packed")
-
-    def __init__(self, packed: Any, address: int | None) -> None:
-        self._packed = packed
-        self._address = address
-
-    def restore(self) -> Tensor:
-        """Return the tensor, or a copy."""
-        tensor = unpacked(self._packed)
-        if not tensor._is_initialized():
-            return tensor
-        is_private = self._address is not None and tensor.data_ptr() != self._address
-        return tensor if is_private else private_copy(tensor)
-
-
 class Unhooked:
-    """A tensor saved as Paddle would have without hooks, with its in-place check.
+    """A tensor saved as Paddle would have without hooks, with its in-place check; copied where backward writes."""
 
-    Args:
-        tensor: the saved one.
-    """
+    __slots__ = ("_alias", "_is_written", "_version")
 
-    __slots__ = ("_alias", "_version")
-
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, is_written: bool) -> None:
         self._alias: Tensor | None = tensor.detach()
+        self._is_written = is_written
         self._version = tensor.inplace_version
 
     def restore(self) -> Tensor:
@@ -144,7 +120,7 @@ class Unhooked:
                 f"a tensor of shape {tuple(alias.shape)} used in gradient computation has been modified by an inplace "
                 f"operation: its version is {version}, expected {self._version}"
             )
-        return alias
+        return private_copy(alias) if self._is_written else alias
 
 
 class NotPacked:

@@ -16,9 +16,7 @@ def token_of(tensor: Tensor, recent: list[tuple[Tensor, object]]) -> object:
     forgotten: content that is saved again later is stored again. Operations that share an input (the projections of
     an attention block), or save a buffer twice, do so in short succession.
 
-    Args:
-        tensor: any tensor with memory.
-        recent: of one scope, newest first; changed. It is to be cleared with the scope.
+    ``recent`` is of one scope, newest first, and is to be cleared with it.
     """
     for index, (held, token) in enumerate(recent):
         if held._is_shared_buffer_with(tensor):

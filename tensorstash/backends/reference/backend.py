@@ -42,11 +42,6 @@ class ReferenceBackend:
 
     @contextmanager
     def hooks(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /, *, trusted: bool = False) -> Any:
-        """Install a pair of hooks for this thread; nests, the innermost pair runs.
-
-        Raises:
-            BackendError: left in another order than entered; the outer pairs stay in force.
-        """
         scope = saved_tensors_hooks(pack, unpack)
         scope.__enter__()
         try:
@@ -59,7 +54,6 @@ class ReferenceBackend:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Take all hooks of this thread off until a block ends, others' too."""
         stack = hook_stack()
         outer = stack[:]
         stack.clear()
@@ -129,18 +123,15 @@ class ReferenceBackend:
         return tensor.version_probe()
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
-        """Return the distinct elements in memory order; a view of live memory on the host, a copy elsewhere."""
         if tensor.device != "cpu":
             streams.current_stream(tensor.device).synchronize()
         run = elements(tensor, spec)
         return borrowed(run) if spec.order.is_dense and tensor.device == "cpu" else run.copy()
 
     def from_host(self, data: Array, spec: TensorSpec, /) -> Tensor:
-        """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``."""
         return laid_out(data if spec.device == "cpu" else data.copy(), spec)
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:
-        """Return the model and every module below it, with dotted names; the model's own is empty."""
         if not isinstance(model, Module):
             raise TypeError(f"got a {type(model).__qualname__}, expected a module of tensorstash.reference.nn")
         return model.named_modules()

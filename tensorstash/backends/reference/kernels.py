@@ -27,11 +27,9 @@ class NumpyKernel:
         self._encoded = codec.encoded_spec(spec)
 
     def encode(self, dense: Tensor, /) -> Tensor:
-        """Return the payload in fresh memory."""
         return self._run(self._codec.encode, dense, self._encoded)
 
     def decode(self, payload: Tensor, /) -> Tensor:
-        """Return the elements in fresh memory."""
         return self._run(self._codec.decode, payload, self._spec)
 
     def _run(self, method: Callable[[Array, TensorSpec], Array], data: Tensor, result: TensorSpec) -> Tensor:
@@ -63,7 +61,6 @@ class DeviceLayouts:
     """Takes tensors apart and puts them together where they are; see :class:`tensorstash.abilities.Layouts`."""
 
     def dense(self, tensor: Tensor, spec: TensorSpec, /) -> Tensor:
-        """Return the distinct elements in memory order; shares the tensor's memory where they are one run of it."""
         order = spec.order
         if order.is_dense:
             layout = Layout.contiguous(order.shape, spec.itemsize, tensor.layout.begin)
@@ -73,7 +70,6 @@ class DeviceLayouts:
         return packed
 
     def restored(self, dense: Tensor, spec: TensorSpec, /, *, adopt: bool) -> Tensor:
-        """Return a tensor with the exact layout of ``spec``, in the memory of ``dense`` where that may be and fits."""
         if adopt and spec.order.is_dense and dense.data_ptr() % ALIGNMENT == spec.order.alignment(spec):
             return _within(dense.storage, dense.offset, spec)
         return laid_out(dense.carriers(), spec)

@@ -56,7 +56,7 @@ class Producers(recipes.Producers[Tensor]):
     """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
 
     Args:
-        is_ours: whether an object is a handle that a recipe may have for an input.
+        is_ours: of :class:`tensorstash.abilities.SupportsProducers`.
         rules: of plug-ins: objects with the ``name`` of the rule and the ``node`` that it is about.
     """
 

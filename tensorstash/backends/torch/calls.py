@@ -51,11 +51,7 @@ def scope_calls(module: Module, scope: Scope) -> Undo:
 
 
 def can_imagine(model: Module) -> bool:
-    """Whether shapes tell all that a model saves: oneDNN hides the tensors of its LSTM.
-
-    Args:
-        model: with its weights where they will be.
-    """
+    """Whether shapes tell all that a model saves, where its weights are now: oneDNN hides the tensors of its LSTM."""
     cells = [module for module in model.modules() if isinstance(module, LSTM)]
     return not any(weight.device.type == "cpu" for module in cells for weight in module.parameters())
 
@@ -64,13 +60,7 @@ def can_imagine(model: Module) -> bool:
 def imagining(
     model: Module, inputs: tuple[Any, ...], named: Mapping[str, Any]
 ) -> Iterator[tuple[Callable[[], Any], Callable[[Any], bool]]]:
-    """Return a call of a model on fake tensors, and a test whether a tensor shares memory with a weight.
-
-    Args:
-        model: stays as it is.
-        inputs: positional arguments.
-        named: the same, by name.
-    """
+    """See :meth:`tensorstash.abilities.SupportsImagining.imagining`: the tensors are PyTorch's fake ones."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
 
         def fake(value: Any) -> Any:

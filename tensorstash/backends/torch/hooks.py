@@ -14,6 +14,7 @@ from torch._C._autograd import (
 )
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
+from tensorstash.backends.forward import left_out_of_order
 from tensorstash.errors import BackendError
 from tensorstash.host.blocks import Block
 
@@ -96,16 +97,7 @@ class HookScope(Block):
                 self._is_left = True
             return
         self._is_left = True
-        removed = self._remove_from_below()
-        raise BackendError(
-            "saved-tensor hooks were left in another order than they were entered; "
-            + (
-                "the hooks that were entered later are still in force, these are removed; "
-                if removed
-                else "these were no longer in force on this thread: somebody else left twice, or first; "
-            )
-            + "leave `with` blocks innermost first, on the thread that entered them"
-        )
+        raise left_out_of_order(self._remove_from_below())
 
     @opaque
     def undo(self) -> None:

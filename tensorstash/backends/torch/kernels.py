@@ -10,6 +10,9 @@ back as true here, which is how PyTorch reads it. A NaN is cast to a NaN of the 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -30,12 +33,7 @@ _Work = Callable[[Tensor], Tensor]
 
 
 def device_kernel(codec: Codec, spec: TensorSpec) -> Kernel[Tensor] | None:
-    """Return the kernel of a codec, or None for a codec or a spec that has none.
-
-    Args:
-        codec: it accepts ``spec``.
-        spec: of the dense elements, on a device that Triton runs on.
-    """
+    """Return the kernel of a codec for a device that Triton runs on, or None for a codec or a spec that has none."""
     works: tuple[_Work, _Work] | None = None
     if isinstance(codec, Affine) and codec.encoded_spec(spec).nbytes < spec.nbytes:  # else it is passed on as it is
         works = _affine(codec, spec)
@@ -46,15 +44,25 @@ def device_kernel(codec: Codec, spec: TensorSpec) -> Kernel[Tensor] | None:
     return works and _DeviceKernel(*works)
 
 
+@cache
+def runs_triton(kind: str) -> bool:
+    """Whether Triton is there, which takes time to import, and has a driver for devices of a type of PyTorch's."""
+    if find_spec("triton") is None:
+        return False
+    driver: Any = resolve_name("triton.runtime:driver")
+    try:
+        return bool(driver.active.get_active_torch_device().type == kind)
+    except RuntimeError:  # which is how it says that there is no driver
+        return False
+
+
 class DeviceKernels:
     """The codecs that run on the devices of PyTorch; see :class:`tensorstash.abilities.Kernels`."""
 
     def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
-        if spec.device == "cpu" or not isinstance(codec, Affine | AsType | PackBits):
-            return None
-        from tensorstash.backends.torch.quantize import runs_on  # imports Triton, which takes time
-
-        return device_kernel(codec, spec) if runs_on(spec.device.partition(":")[0]) else None
+        kind = spec.device.partition(":")[0]
+        has_one = kind != "cpu" and isinstance(codec, Affine | AsType | PackBits) and runs_triton(kind)
+        return device_kernel(codec, spec) if has_one else None
 
     payload = staticmethod(payload)
 

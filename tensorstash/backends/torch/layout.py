@@ -33,18 +33,7 @@ _TORCH_TYPES: Mapping[str, torch.dtype] = MappingProxyType({name: dtype for dtyp
 
 
 def elements(tensor: Tensor, spec: TensorSpec) -> Array:
-    """Return the distinct elements of a tensor in memory order, as carrier bits.
-
-    Args:
-        tensor: any strided tensor with memory of its own device.
-        spec: its spec.
-
-    Returns:
-        A read-only view of the tensor's live memory where that is one run of host memory, else a private copy.
-
-    Raises:
-        RuntimeError: the storage was resized, and is too small for them.
-    """
+    """See :meth:`tensorstash.abilities.Backend.to_host`; raises RuntimeError if the storage is too small by now."""
     order = spec.order
     if spec.device == "cpu" and order.is_dense:
         live = _live(tensor, spec)
@@ -66,9 +55,6 @@ def _live(tensor: Tensor, spec: TensorSpec) -> Array:
     """Return a tensor's elements where they are in host memory, in memory order.
 
     ``Tensor.numpy`` would make the storage one that can never be resized again.
-
-    Raises:
-        RuntimeError: the storage was resized, and is too small for them.
     """
     order, itemsize = spec.order, spec.itemsize
     start, span = spec.offset - order.lead * itemsize, order.span * itemsize
@@ -104,12 +90,7 @@ class Unrecorded(Block):
 
 
 def rebuilt(data: Array, spec: TensorSpec) -> Tensor:
-    """Return a fresh, detached tensor with the exact layout of ``spec``, in private writable memory.
-
-    Args:
-        data: distinct elements in memory order, as carrier bits. Writable memory is adopted where it fits.
-        spec: the layout.
-    """
+    """See :meth:`tensorstash.abilities.Backend.from_host`."""
     with DisableTorchFunction(), _DisableTorchDispatch():
         if spec.device != "cpu":
             return restored(payload(data, spec.dense()), spec, adopt=True)
@@ -131,14 +112,7 @@ def rebuilt(data: Array, spec: TensorSpec) -> Tensor:
 
 
 def placed(data: Array, spec: TensorSpec, memory: Array, start: int) -> Tensor:
-    """Write elements into memory, and return a detached tensor there with the exact layout of ``spec``.
-
-    Args:
-        data: distinct elements in memory order, as carrier bits.
-        spec: the layout.
-        memory: bytes of the host, which live as long as a tensor lies in them.
-        start: the byte at which the first element goes.
-    """
+    """See :meth:`tensorstash.abilities.SupportsSharedMemory.place`."""
     stop = start + spec.order.span * spec.itemsize
     with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
         run = torch.from_numpy(memory)[start:stop]  # with an in-place version of its own
@@ -147,28 +121,14 @@ def placed(data: Array, spec: TensorSpec, memory: Array, start: int) -> Tensor:
 
 
 def relaid(tensor: Tensor, spec: TensorSpec, wanted: TensorSpec) -> Tensor:
-    """Return another layout of the memory of a tensor, detached, with its in-place version.
-
-    Args:
-        tensor: of ``spec``.
-        spec: its layout.
-        wanted: the other, of the same block of memory and with the same lazy flags.
-    """
+    """See :meth:`tensorstash.abilities.SupportsSharedMemory.relaid`."""
     with DisableTorchFunction(), _DisableTorchDispatch(), Unrecorded():
         start = tensor.storage_offset() + wanted.order.lead - spec.order.lead
         return tensor.as_strided(wanted.shape, wanted.strides, start).detach()
 
 
 def dense(tensor: Tensor, spec: TensorSpec) -> Tensor:
-    """Return the distinct elements of a tensor in memory order, on its device, without lazy flags.
-
-    Args:
-        tensor: any strided tensor with memory of its own device.
-        spec: its spec.
-
-    Returns:
-        A contiguous view of the tensor's live memory where that is one run, else a private copy.
-    """
+    """See :meth:`tensorstash.abilities.Layouts.dense`."""
     order = spec.order
     with DisableTorchFunction(), _DisableTorchDispatch():
         plain = tensor.detach()
@@ -182,13 +142,7 @@ def dense(tensor: Tensor, spec: TensorSpec) -> Tensor:
 
 
 def restored(dense: Tensor, spec: TensorSpec, *, adopt: bool) -> Tensor:
-    """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device.
-
-    Args:
-        dense: distinct elements in memory order, contiguous.
-        spec: the layout.
-        adopt: whether the memory of ``dense`` may be used where it fits.
-    """
+    """See :meth:`tensorstash.abilities.Layouts.restored`."""
     if torch.is_grad_enabled():
         with Unrecorded():
             return restored(dense, spec, adopt=adopt)

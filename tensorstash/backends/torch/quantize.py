@@ -2,49 +2,22 @@
 
 It agrees with the NumPy codec bit for bit. For that, divisions are rounded to nearest, products and sums are not fused,
 minima and maxima are taken of integers in the order of the floats, and ``bfloat16`` is rounded by integer arithmetic.
-The module can be imported without Triton, which has no build for some platforms; see :data:`AVAILABLE`.
 """
 
 # mypy: ignore-errors
 # Triton compiles most of these functions; to a type checker of Python they mean nothing.
 
-# Triton has to see annotations as text, so that they can be read where it is not installed.
-from __future__ import annotations
-
-from functools import cache
-from importlib.util import find_spec
-
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+from triton import cdiv, next_power_of_2
+from triton.language import constexpr
 
 from tensorstash.kernels.bits import COARSENING
 from tensorstash.kernels.dither import GOLDEN
 from tensorstash.kernels.groups import Groups
 from tensorstash.kernels.quantize import FINEST, SPECIALS, Arithmetic
-
-AVAILABLE = find_spec("triton") is not None
-"""Whether Triton is installed."""
-
-if AVAILABLE:
-    import triton
-    import triton.language as tl
-    from triton import cdiv, next_power_of_2
-    from triton.language import constexpr
-else:
-    tl = cdiv = next_power_of_2 = None
-    constexpr = float
-
-
-@cache
-def runs_on(kind):
-    """Whether Triton has a driver for devices of a type, by PyTorch's name of it."""
-    if not AVAILABLE:
-        return False
-    try:
-        return triton.runtime.driver.active.get_active_torch_device().type == kind
-    except RuntimeError:  # which is how it says that there is no driver
-        return False
-
 
 TILE = 4096
 """Elements that a program works on."""
@@ -73,11 +46,6 @@ _INFINITE = constexpr(float("inf"))
 _NAN = constexpr(0x7FC00000)
 
 
-def jit(function):
-    """Return the kernel of a function, compiled once whatever the numbers of a payload are."""
-    return triton.jit(function, do_not_specialize=["seed"]) if AVAILABLE else function
-
-
 def fits(groups: Groups, bits: int, dtype: torch.dtype) -> bool:
     """Whether :func:`quantize` and :func:`dequantize` take groups like these: whole bytes, and not too long."""
     is_whole = groups.size * bits % 8 == 0 and (groups.length * bits % 8 == 0 or groups.rows == 1)
@@ -103,14 +71,7 @@ def quantize(dense: Tensor, payload: Tensor, groups: Groups, bits: int, seed: in
 
 
 def dequantize(payload: Tensor, dense: Tensor, groups: Groups, bits: int):
-    """Write the elements that a payload stands for.
-
-    Args:
-        payload: as written by :func:`quantize`.
-        dense: contiguous floats, all of which are written.
-        groups: how ``dense`` is cut.
-        bits: of a code.
-    """
+    """Write the elements that a payload of :func:`quantize` stands for, all of ``dense``."""
     grid, tile = _tiles(groups, bits)
     _dequantize[grid](payload, _raw(dense), *_numbers(groups), **tile, DTYPE=_FLOATS[dense.dtype], **OPTIONS)
 
@@ -131,7 +92,7 @@ def _tiles(groups: Groups, bits: int) -> tuple[tuple[int], dict[str, object]]:
     return (cdiv(groups.count, tall),), {"TALL": tall, "WIDTH": width, "WHOLE": whole, "BITS": bits}
 
 
-@jit
+@triton.jit(do_not_specialize=["seed"])
 def _quantize(
     source,
     payload,
@@ -205,7 +166,7 @@ def _quantize(
     tl.store(payload + at, _pack(codes, BITS).to(tl.uint8), mask=inside)
 
 
-@jit
+@triton.jit
 def _dequantize(
     payload,
     target,
@@ -235,7 +196,7 @@ def _dequantize(
     _store(target + place, values, mask, DTYPE)
 
 
-@jit
+@triton.jit
 def _cut(count, per_row, length, size, TALL: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
     """Return the groups of this program, which of them exist, where they start, and their elements."""
     group = tl.program_id(0).to(tl.int64) * TALL + tl.arange(0, TALL)
@@ -251,7 +212,7 @@ def _cut(count, per_row, length, size, TALL: tl.constexpr, WIDTH: tl.constexpr, 
     return group, there, start, start[:, None] + column[None, :], mask
 
 
-@jit
+@triton.jit
 def _bytes(
     count, start, length, size, group, there,
     WIDTH: tl.constexpr, WHOLE: tl.constexpr, BITS: tl.constexpr, per_row,
@@ -267,7 +228,7 @@ def _bytes(
     return first[:, None] + column[None, :], inside
 
 
-@jit
+@triton.jit
 def _load(pointers, mask, DTYPE: tl.constexpr):
     raw = tl.load(pointers, mask=mask, other=0)
     if DTYPE == "bf16":
@@ -279,7 +240,7 @@ def _load(pointers, mask, DTYPE: tl.constexpr):
     return values
 
 
-@jit
+@triton.jit
 def _store(pointers, values, mask, DTYPE: tl.constexpr):
     raw = values.to(tl.int32, bitcast=True)
     if DTYPE == "bf16":
@@ -291,7 +252,7 @@ def _store(pointers, values, mask, DTYPE: tl.constexpr):
     tl.store(pointers, raw, mask=mask)
 
 
-@jit
+@triton.jit
 def _chosen(mask, values, other, WHOLE: tl.constexpr):
     """Return the values where they exist; groups that do not exist at all are of no consequence."""
     if not WHOLE:
@@ -299,24 +260,24 @@ def _chosen(mask, values, other, WHOLE: tl.constexpr):
     return values
 
 
-@jit
+@triton.jit
 def _float(order):
     return (order ^ ((order >> 31) & MAX)).to(tl.float32, bitcast=True)
 
 
-@jit
+@triton.jit
 def _word(values):
     return values.to(tl.uint32, bitcast=True)
 
 
-@jit
+@triton.jit
 def _mix(words):
     words = (words ^ (words >> 16)) * 0x7FEB352D
     words = (words ^ (words >> 15)) * 0x846CA68B
     return words ^ (words >> 16)
 
 
-@jit
+@triton.jit
 def _pack(codes, BITS: tl.constexpr):
     """Return bytes of codes side by side along the last dimension, the first in the lowest bits."""
     if BITS == 2:
@@ -326,13 +287,13 @@ def _pack(codes, BITS: tl.constexpr):
     return codes
 
 
-@jit
+@triton.jit
 def _paired(codes, SHIFT: tl.constexpr):
     lower, upper = tl.split(tl.reshape(codes, [codes.shape[0], codes.shape[1] // 2, 2]))
     return lower | (upper << SHIFT)
 
 
-@jit
+@triton.jit
 def _unpack(codes, BITS: tl.constexpr):
     """Return the codes of bytes: the inverse of :func:`_pack`."""
     if BITS <= 4:
@@ -342,7 +303,7 @@ def _unpack(codes, BITS: tl.constexpr):
     return codes
 
 
-@jit
+@triton.jit
 def _parted(codes, SHIFT: tl.constexpr):
     both = tl.join(codes & ((1 << SHIFT) - 1), codes >> SHIFT)
     return tl.reshape(both, [codes.shape[0], codes.shape[1] * 2])

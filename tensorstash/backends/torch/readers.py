@@ -25,12 +25,9 @@ _SAVES = "_raw_saved_"
 
 @cache
 def demand(reader: str) -> Demand:
-    """Return the demand of a reader: the exact tensor unless it is listed.
+    """Return the demand of a reader, such as ``"PowBackward0(exponent<1).self"``: the exact tensor unless it is listed.
 
     Functions written in Python or C++, compiled graphs and operations of later versions are not listed.
-
-    Args:
-        reader: an operation, its variant and the name of the saved tensor, such as ``"PowBackward0(exponent<1).self"``.
 
     >>> demand("AmaxBackward0.self"), demand("LogBackward0.self"), demand("MmBackward0.self"), demand("MineBackward.x")
     ('exact', 'relative', 'any', 'exact')

@@ -32,17 +32,9 @@ from tensorstash.spec import ALIGNMENT, TensorSpec
 
 _REMEMBERED = 65536
 
-_MASK = "mask"
-
 
 class _Note(NamedTuple):
-    """The handle of an output of a node.
-
-    Args:
-        handle: a weak reference.
-        shape: of the output.
-        dtype: of the output.
-    """
+    """A weak reference of the handle of an output of a node, and the output's shape and type."""
 
     handle: ref[Any]
     shape: tuple[int, ...]
@@ -53,7 +45,7 @@ class Producers(recipes.Producers[Tensor]):
     """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
 
     Args:
-        is_ours: whether an object is a handle that a recipe may have for an input.
+        is_ours: as ``rules``, of :class:`tensorstash.abilities.SupportsProducers`.
         rules: besides those that are built in.
         parameters: of the process.
         settings: returns those that operations of this scope ran with, by the address of the node.
@@ -75,7 +67,6 @@ class Producers(recipes.Producers[Tensor]):
         self._notes: dict[Hashable, _Note] = {}
 
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
-        """Remember which handle stands for the output of a node."""
         if tensor.is_leaf:
             return
         name = reader()
@@ -177,10 +168,9 @@ class Producers(recipes.Producers[Tensor]):
 
     def _key(self, node: Any, tensor: Tensor) -> Hashable:
         """Return the name of an output of a node among notes; None for one that no recipe can ask for."""
-        kind = kind_of(node)
-        if not self._is_first(node, tensor):
-            return (node.node_ptr(), _MASK) if kind in RULES and RULES[kind].mask else None
-        return node.node_ptr() if kind in OUTPUTS else None
+        kind, is_first = kind_of(node), self._is_first(node, tensor)
+        can_be_asked_for = kind in OUTPUTS if is_first else kind in RULES and RULES[kind].mask
+        return (node.node_ptr(), is_first) if can_be_asked_for else None
 
     def _is_first(self, node: Any, tensor: Tensor) -> bool:
         return is_first(kind_of(node), self._settings().get(node.node_ptr()), tensor)
@@ -198,15 +188,11 @@ class _Search(Search):
         self._settings = producers._settings()
 
     def output(self, node: Any, *, is_root: bool = False) -> tuple[Any, int]:
-        """Return how the first output of a node is made again, and in how many operations.
-
-        Raises:
-            NoRecipe: it cannot be made again.
-        """
+        """Return how the first output of a node is made, and in how many operations; raise NoRecipe if it cannot be."""
         if node is None:
             raise NoRecipe("an operand that the graph does not know")
         address = node.node_ptr()
-        if not is_root and (found := self._noted(address)) is not None:
+        if not is_root and (found := self._noted((address, True))) is not None:
             return found, 0
         kind = kind_of(node)
         if kind == ACCUMULATION:
@@ -223,7 +209,7 @@ class _Search(Search):
             raise NoRecipe(f"{kind} with other operands than those of the rule")
         operands = [self.output(each) for each in before]
         if rule.mask:
-            mask = self._noted((address, _MASK))
+            mask = self._noted((address, False))
             if mask is None:
                 raise NoRecipe("a mask that is not saved")
             self.own.append(mask)

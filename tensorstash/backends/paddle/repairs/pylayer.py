@@ -59,11 +59,6 @@ def repair(stack: HookStack) -> None:
                 # Not before: Paddle counts an input that forward returns as modified.
                 vars(ctx)[_SAVED] = _packed(vars(ctx)[_SAVED], scope)
             return made
-        except BaseException:
-            ctx = forwards.running[-1]
-            if ctx is not None:
-                vars(ctx)[_SAVED] = ()  # for Paddle leaks the context
-            raise
         finally:
             forwards.running.pop()
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from paddle import _C_ops, _legacy_C_ops
 
-from tensorstash.backends.paddle.hooks import HookStack
+from tensorstash.backends.paddle.hooks import HookScope, HookStack
+from tensorstash.backends.paddle.packed import WRITES
 
 WRITERS = (
     "c_softmax_with_cross_entropy",
@@ -28,8 +29,17 @@ def repair(stack: HookStack) -> None:
     def guarded(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with stack.guarded():
+            scope = stack.current()
+            if scope is None:
+                if not stack.is_registered:
+                    return original(*args, **kwargs)
+                with HookScope(stack):  # for the hooks of other threads
+                    return call(*args, **kwargs)
+            outer, scope.call = scope.call, WRITES
+            try:
                 return original(*args, **kwargs)
+            finally:
+                scope.call = outer
 
         return call
 

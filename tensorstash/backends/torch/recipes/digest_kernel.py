@@ -3,33 +3,17 @@
 # mypy: ignore-errors
 # Triton compiles the kernel; to a type checker of Python it means nothing.
 
-from __future__ import annotations
-
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
-
-from tensorstash.backends.torch.quantize import AVAILABLE
-
-if AVAILABLE:
-    import triton
-    import triton.language as tl
-else:
-    triton = tl = None
 
 TILE = 4096
 """Words that a program adds up."""
 
 
 def digest(words: Tensor, multiplier: int) -> Tensor:
-    """Return a number of 64 bits that depends on every word and its place, on the device of the words.
-
-    Args:
-        words: one run of whole numbers, on the current device.
-        multiplier: odd, with bits all over.
-
-    Returns:
-        A tensor of one ``int64``.
-    """
+    """Return an ``int64`` that depends on every word and its place, on the current device, where the words are."""
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     count = words.numel()
     if count:
@@ -37,12 +21,10 @@ def digest(words: Tensor, multiplier: int) -> Tensor:
     return total
 
 
-def _kernel(words, total, count, MULTIPLIER: tl.constexpr, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=["count"])
+def _add(words, total, count, MULTIPLIER: tl.constexpr, TILE: tl.constexpr):
     places = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     mixed = tl.load(words + places, mask=places < count, other=0).to(tl.int64)
     mixed = mixed * ((places * MULTIPLIER) | 1)  # words beyond the end are zeros, and add nothing
     mixed = (mixed ^ (mixed >> 29)) * MULTIPLIER
     tl.atomic_add(total, tl.sum(mixed ^ (mixed >> 32)))
-
-
-_add = triton.jit(_kernel, do_not_specialize=["count"]) if AVAILABLE else None

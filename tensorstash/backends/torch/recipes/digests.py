@@ -8,6 +8,8 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from tensorstash.backends.torch.kernels import runs_triton
+
 _BLOCK = 2**20
 """Words that are summed at once: the memory that this takes besides the tensor is three times as large."""
 
@@ -24,25 +26,18 @@ def device_digest(whole: Tensor) -> Tensor:
     added up: in whatever order a device adds whole numbers, the sum is the same. Without Triton, operators of PyTorch
     do that, block by block and several times slower.
 
-    Args:
-        whole: one run of memory.
-
-    Returns:
-        A tensor of one ``int64``.
+    The result is an ``int64``, of a tensor that is one run of memory.
     """
     bits = whole.as_strided((whole.numel(),), (1,), whole.storage_offset())
     if bits.is_complex():
         bits = torch.view_as_real(bits).reshape(-1)
     place = bits.nbytes | bits.itemsize * int(bits.storage_offset()) | bits.data_ptr()
     words = bits.view(next(dtype for width, dtype in _WORDS.items() if not place % width))
-    if not whole.is_cpu:
-        from tensorstash.backends.torch.quantize import runs_on  # imports Triton, which takes time
+    if not whole.is_cpu and runs_triton(whole.device.type):
+        from tensorstash.backends.torch.recipes.digest_kernel import digest
 
-        if runs_on(whole.device.type):
-            from tensorstash.backends.torch.recipes.digest_kernel import digest
-
-            with torch.accelerator.device_index(whole.device.index):
-                return digest(words, _MULTIPLIER)
+        with torch.accelerator.device_index(whole.device.index):
+            return digest(words, _MULTIPLIER)
     total = torch.zeros((), dtype=torch.int64, device=whole.device)
     for number, block in enumerate(torch.split(words, _BLOCK)):
         mixed = block.to(torch.int64) * _odd(whole.device)[: block.numel()]

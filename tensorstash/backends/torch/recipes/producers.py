@@ -22,8 +22,7 @@ from tensorstash.backends.search import Call, NoRecipe, run_again
 from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, restored
 from tensorstash.backends.torch.readers import CAN_TELL
 from tensorstash.backends.torch.recipes.digests import Comparisons, device_digest
-from tensorstash.backends.torch.recipes.rule import Rule
-from tensorstash.backends.torch.recipes.rules import CAST
+from tensorstash.backends.torch.recipes.rules import CAST, Rule
 from tensorstash.backends.torch.recipes.rules import rules as built_in
 from tensorstash.backends.torch.recipes.search import Note, Search
 from tensorstash.host.arrays import few_bytes
@@ -38,12 +37,7 @@ _REMEMBERED = 4096
 
 
 class Producers:
-    """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
-
-    Args:
-        is_ours: whether an object is a handle that a recipe may have for an input.
-        rules: besides those that are built in.
-    """
+    """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`."""
 
     __slots__ = ("_comparisons", "_rules", "is_ours", "key")
 
@@ -167,10 +161,7 @@ class Producers:
             return few_bytes(tensor.data_ptr(), nbytes, itemsize) if nbytes > 0 else None
 
     def digest(self, whole: Tensor, /) -> Any:
-        """Return a checksum of the memory of a tensor; a tensor of its own for one on a device.
-
-        The results of :meth:`whole` and :meth:`run` are one run of memory, which their strides only read in some order.
-        """
+        """Return a checksum of one run of memory, which the strides only read in some order; a tensor on a device."""
         with _unseen():
             if not whole.is_cpu:
                 return device_digest(whole)

@@ -1,25 +1,82 @@
-"""The rules that are built in, by the nodes of PyTorch's graph."""
+"""The rules to run operations again, by the nodes of PyTorch's graph."""
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from tensorstash.backends.torch.recipes.rule import (
-    Input,
-    Rule,
-    Settings,
-    attributes,
-    made_dtype,
-    made_shape,
-    no_settings,
-    saved,
-)
+Settings = Callable[[Any], tuple[Hashable, ...] | None]
+"""From a node to the settings that the operation ran with; None where the node does not tell them."""
 
-CAST = Rule("cast", "ToCopyBackward0", saved(""), lambda dtype, x: x.to(dtype), made_dtype)
+
+class Input(NamedTuple):
+    """One operand of an operation.
+
+    Args:
+        saved: the name under which the node saves it; empty if it does not.
+        optional: whether the operation may have been given None for it.
+        place: its place, where the node saves several tensors under that name, as functions in Python do under
+            ``"tensors"``.
+    """
+
+    saved: str = ""
+    optional: bool = False
+    place: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """The rule to run one operation again, if a node of the graph shows its operands.
+
+    Args:
+        name: in :class:`~tensorstash.policies.recompute.Recompute`.
+        node: the name of the node.
+        inputs: the operands, in the order of the node's edges.
+        run: takes the settings, then the operands, and returns the first output in fresh memory.
+        settings: read from the node; equal settings have to mean the same operation.
+        is_view: whether ``run`` returns a view of its first operand, which costs nothing.
+    """
+
+    name: str
+    node: str
+    inputs: tuple[Input, ...]
+    run: Callable[..., Tensor]
+    settings: Settings = lambda node: ()
+    is_view: bool = False
+
+
+def saved(*names: str) -> tuple[Input, ...]:
+    """Return operands that the node may have saved under these names; none under an empty one."""
+    return tuple(map(Input, names))
+
+
+def attributes(*names: str) -> Settings:
+    """Return a function that reads settings that the node has under these names."""
+    return lambda node: tuple(_signed(getattr(node, f"_saved_{name}")) for name in names)
+
+
+def _signed(value: Any) -> Any:
+    """Return a setting with the sign that nodes leave out of dimensions.
+
+    >>> _signed(2**64 - 1), _signed(3), _signed(0.5)
+    (-1, 3, 0.5)
+    """
+    return value - 2**64 if type(value) is int and value >= 2**63 else value
+
+
+def _made_shape(node: Any) -> tuple[Hashable, ...]:
+    return (tuple(node._input_metadata[0].shape),)
+
+
+def _made_dtype(node: Any) -> tuple[Hashable, ...]:
+    return (node._input_metadata[0].dtype,)
+
+
+CAST = Rule("cast", "ToCopyBackward0", saved(""), lambda dtype, x: x.to(dtype), _made_dtype)
 
 _EPSILONS = (1e-5, 1e-12, 1e-6, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)
 """The usual values, the most usual first."""
@@ -40,15 +97,7 @@ def _layer_norm(
     The graph does not tell eps, but the statistics do: once, when the layer's kind is proved, and never by a later
     result. That would wait for a device each time, and statistics that are NaN tell nothing.
 
-    Args:
-        found: eps of each layer of one session; told that of a new one.
-        shape: normalized dimensions.
-        layer: names the layer, with its shape.
-        x: of it.
-        weight: of it.
-        bias: of it.
-        mean: as it was saved.
-        rstd: as it was saved.
+    ``found`` has the eps of each layer of one session, by shape and ``layer``, and is told that of a new one.
     """
     run = partial(torch.native_layer_norm, x, shape, weight, bias)
     if (shape, layer) not in found:
@@ -64,7 +113,7 @@ def _layer_norm(
     return run(found[shape, layer])[0]
 
 
-def _layer_settings(node: Any, output: int) -> tuple[Hashable, ...]:
+def _layer_settings(node: Any) -> tuple[Hashable, ...]:
     """Return the normalized dimensions, and the place of the weight, which tells one layer from another.
 
     Not the address: trainers that shard weights gather them in fresh memory, under the same storage object.
@@ -86,14 +135,14 @@ def _batch_norm(
     return torch.native_batch_norm(x, factor, bias, own_mean, torch.ones_like(own_factor), False, 0.0, 0.0)[0]
 
 
-def _batch_settings(node: Any, output: int) -> tuple[Hashable, ...] | None:
+def _batch_settings(node: Any) -> tuple[Hashable, ...] | None:
     """Return eps, or None in evaluation and where the node saves the weight and no bias, as it is not trained."""
     has_weight = node._raw_saved_weight.data is not None
     is_known = node._saved_training and not (has_weight and node.next_functions[2][0] is None)
     return (node._saved_eps,) if is_known else None
 
 
-def _view(node: str, run: Callable[..., Tensor], settings: Settings = no_settings) -> Rule:
+def _view(node: str, run: Callable[..., Tensor], settings: Settings = lambda node: ()) -> Rule:
     return Rule("view", node, saved(""), run, settings, is_view=True)
 
 
@@ -133,7 +182,7 @@ def rules() -> dict[str, Rule]:
         ),
         Rule("embedding", "EmbeddingBackward0", saved("", "indices"), lambda weight, rows: F.embedding(rows, weight)),
         # Views are only ever a step on the way, and used whatever rules are asked for: their results share memory.
-        *(_view(node, lambda shape, x: x.reshape(shape), made_shape) for node in _RESHAPED.split()),
+        *(_view(node, lambda shape, x: x.reshape(shape), _made_shape) for node in _RESHAPED.split()),
         _view("AliasBackward0", lambda x: x),
         _view("TransposeBackward0", lambda one, other, x: x.transpose(one, other), attributes("dim0", "dim1")),
     )

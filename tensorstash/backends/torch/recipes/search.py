@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from tensorstash.abilities.recipes import Leaf
 from tensorstash.backends.search import Call, NoRecipe, Number
 from tensorstash.backends.search import Search as AnySearch
-from tensorstash.backends.torch.recipes.rule import Rule, saved
+from tensorstash.backends.torch.recipes.rules import Rule, saved
 
 
 def _as_laid_out(shape: tuple[int, ...], strides: tuple[int, ...], tensor: Tensor) -> Tensor:
@@ -44,11 +44,7 @@ class Search(AnySearch):
     __slots__ = ()
 
     def output(self, node: Any, number: int, *, is_root: bool = False) -> tuple[Any, int]:
-        """Return how an output of a node is made, and in how many operations.
-
-        Raises:
-            NoRecipe: it cannot be made again.
-        """
+        """Return how an output of a node is made, and in how many operations; raise NoRecipe if it cannot be."""
         if not is_root:
             if node is None:
                 raise NoRecipe("an operand that the graph does not know")
@@ -65,7 +61,7 @@ class Search(AnySearch):
         if number:
             raise NoRecipe(f"no rule for {kind}")
         try:
-            settings = rule.settings(node, number)
+            settings = rule.settings(node)
             if settings is None:
                 raise NoRecipe(f"{kind} does not tell its settings")
             operands = []
