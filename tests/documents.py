@@ -69,9 +69,6 @@ class Document:
         return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines][2:]
 
 
-TRAINERS = Document("docs/trainers.md")
-"""The page of the trainers of others; tests/integrations/test_pages.py runs its programs."""
-
 DOCUMENTS = [
     *(Document(path.name) for path in sorted(ROOT.glob("*.md"))),
     *(Document(f"docs/{path.name}") for path in sorted((ROOT / "docs").glob("*.md"))),

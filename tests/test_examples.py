@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import DOCUMENTS, ROOT, TRAINERS
+from tests.documents import DOCUMENTS, ROOT, Document
 
 EXAMPLES = ROOT / "examples"
 
@@ -44,7 +44,7 @@ for path in paths:
 
 def programs() -> Iterator[tuple[str, str, str, list[str]]]:
     """Yield the name of a program, its text, the settings file that it reads, and patterns of its output."""
-    for document in [document for document in DOCUMENTS if document != TRAINERS]:
+    for document in DOCUMENTS:
         settings = next((block for block in document.blocks("toml") if "[policy]" in block), "")
         for number, text in enumerate(document.blocks("python")):
             expected = [r"(stashed|recomputed: .+) +[1-9]|'checkpointed': \('"] if "stats()" in text else []
@@ -94,6 +94,13 @@ def test_programs_do_what_they_say(group: str, tmp_path: Path) -> None:
         assert ended, f"{name}: {done.stderr}"
         for pattern in expected:
             assert re.search(pattern, said), f"{name}: {pattern!r} is not in:\n{said}"
+
+
+def test_there_is_a_program_for_each_trainer() -> None:
+    _, *sections = Document("docs/trainers.md").text.split("\n## ")
+    titles = [section.partition("\n")[0] for section in sections if "```python" in section]
+    firsts = ["Transformers", "Lightning", "Accelerate", "torch.compile", "paddle.Model"]
+    assert [title.partition(",")[0] for title in titles] == firsts
 
 
 def test_no_notebook_holds_output() -> None:
