@@ -20,7 +20,7 @@ from tensorstash.protocols import Codec, SupportsErrorBound
 from tensorstash.spec import TensorSpec
 from tensorstash.testing.config_suite import ConfigSuite
 from tensorstash.testing.contents import LARGE, LARGE_DTYPES, SHAPES, contents, dense_spec, every_spec, float_values
-from tensorstash.testing.layouts import assert_same_bits, special_values
+from tensorstash.testing.layouts import REAL_FLOATS, assert_same_bits, special_values
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class CodecSuite(ConfigSuite):
 def _words(dtype: str) -> st.SearchStrategy[bytes]:
     """Return any bytes, or words that mean something special."""
     anything = st.binary(min_size=16, max_size=64)
-    if dtype not in ("float16", "bfloat16", "float32", "float64"):
+    if dtype not in REAL_FLOATS:
         return anything
     special = [word.tobytes() for word in special_values(dtype)]
     return anything | st.lists(st.sampled_from(special), min_size=8, max_size=16).map(b"".join)

@@ -1,4 +1,4 @@
-"""The common part of all groups of contract checks: the lab, the entry points under test, and declared gaps."""
+"""The common part of all groups of contract checks: the lab, and the entry points under test."""
 
 import gc
 from collections.abc import Iterator
@@ -50,12 +50,6 @@ class Harness:
         if "layout" in metafunc.fixturenames:
             reverses = self.lab.reverses
             metafunc.parametrize("layout", [name for name, of in LAYOUTS.items() if reverses or not of.is_reversed])
-
-    @pytest.fixture(autouse=True)
-    def _declared_gaps(self, request: pytest.FixtureRequest) -> None:
-        named = (request.node.name, request.node.originalname)
-        for reason in (self.lab.gaps[name] for name in named if name in self.lab.gaps):
-            request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
 
 
 @contextmanager

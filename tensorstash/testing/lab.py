@@ -58,8 +58,6 @@ class Lab(ABC):
         float_dtypes: those of them that gradients of :meth:`mul` can be computed in.
         flags: lazy flags that tensors can carry, for :meth:`flagged`.
         reverses: whether views can have negative strides.
-        gaps: contract checks that this framework cannot pass, and why. The key is a test's name, with or without the
-            parameters in brackets. Gaps are strict: a check that passes although declared here fails.
     """
 
     name: ClassVar[str]
@@ -69,7 +67,6 @@ class Lab(ABC):
     float_dtypes: tuple[str, ...] = ("float32", "float64")
     flags: tuple[str, ...] = ()
     reverses: bool = True
-    gaps: ClassVar[Mapping[str, str]] = {}
 
     @property
     def backend(self) -> Backend[Tensor]:

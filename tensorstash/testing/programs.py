@@ -20,6 +20,10 @@ from tensorstash.testing.layouts import floats
 Scope = Callable[[], AbstractContextManager[Any]]
 
 
+POLICIES = (Keep(), StoreIn(Memory()), Compress(min_ratio=1))
+"""A policy of each kind: nothing leaves, tensors leave as they are, or encoded."""
+
+
 def lossless_policies(directory: Path) -> Mapping[str, HookPolicy]:
     """Return policies under which training must not change by one bit, by name."""
     return {
@@ -124,6 +128,14 @@ def square(lab: Lab, device: str, *, count: int = 8, seed: int = 0) -> tuple[Ten
     """Return a leaf and a non-leaf of the same values, for operations that save the non-leaf."""
     leaf = lab.tensor(floats(count, seed=seed), device=device, requires_grad=True)
     return leaf, lab.mul(leaf, 1.0)
+
+
+def squared(lab: Lab, device: str, scope: Scope = nullcontext) -> tuple[Tensor, Tensor, Tensor, Array]:
+    """Square a non-leaf inside ``scope``; return its leaf, itself, the sum, and the gradient that the leaf must get."""
+    leaf, inner = square(lab, device)
+    with scope():
+        loss = lab.sum(lab.mul(inner, inner))
+    return leaf, inner, loss, (lab.bits(inner) * 2).astype("float32")
 
 
 def save_one(lab: Lab, device: str) -> None:
