@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorstash.engine.session import Session
 from tensorstash.errors import CodecError
 from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.policies import Encode
-from tensorstash.policies.limits import Limits
 from tensorstash.protocols import Codec, SupportsErrorBound
 from tensorstash.spec import TensorSpec
 from tensorstash.testing.config_suite import ConfigSuite
@@ -147,19 +145,6 @@ class CodecSuite(ConfigSuite):
         for n in range(len(together)):
             assert_same_bits(together[n], alone[n % len(alone)], "payload made beside others")
             assert_same_bits(returned[n], backs[n % len(backs)], "array decoded beside others")
-
-    def test_it_works_in_a_session(self) -> None:
-        from tensorstash.testing.labs.reference import ReferenceLab
-
-        lab = ReferenceLab()
-        session = Session(Encode(self.codec), lab.backend, min_bytes=0, limits=Limits())
-        for spec in (s for s in self._accepted((6, 50)) if s.dtype in lab.dtypes and s.shape != (-1,)):
-            data = contents(spec)["any bits"]
-            handle = session.pack(lab.tensor(data, spec.dtype))
-            session.drain()
-            back = lab.bits(session.unpack(handle))
-            assert_same_bits(back, self.codec.decode(self.codec.encode(data, spec), spec), f"{spec} through a session")
-        assert session.stats().stages[self.codec.name].tensors > 0
 
     def test_golden_payloads_stay_readable(self) -> None:
         for golden in self.golden:

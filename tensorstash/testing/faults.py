@@ -19,7 +19,7 @@ from tensorstash.spec import TensorSpec
 from tensorstash.stores.memory import Memory
 
 PutFault = Literal["full", "put_error"]
-GetFault = Literal["get_error", "gone", "corrupt", "short_read", "torn_record", "flipped_bit", "zeros"]
+GetFault = Literal["get_error", "gone", "corrupt", "short_read", "zeros"]
 StoreFault = Literal[PutFault, GetFault]
 CodecFault = Literal[
     "encode_error",
@@ -88,14 +88,14 @@ class _Around:
 class FaultyStore(_Around):
     """A store that fails at chosen records.
 
-    The records are counted from 1 in each open store, puts and gets apart. ``torn_record``, ``flipped_bit`` and
-    ``zeros`` return altered bytes without a word, as a device does; the reader has to notice.
+    The records are counted from 1 in each open store, puts and gets apart. ``zeros`` returns altered bytes without a
+    word, as a device does; the reader has to notice.
 
     Args:
         fault: one of these:
             ``full`` and ``put_error`` (an :class:`OSError` that does not pass) at a put;
-            ``get_error`` (an :class:`OSError`), ``gone``, ``corrupt``, ``short_read`` (one byte is missing),
-            ``torn_record`` (the second half is zero), ``flipped_bit`` and ``zeros`` at a get.
+            ``get_error`` (an :class:`OSError`), ``gone``, ``corrupt``, ``short_read`` (one byte is missing) and
+            ``zeros`` at a get.
         at: the first record that is hit.
         times: how many records in a row are hit.
         inner: the store that holds the payloads.
@@ -103,10 +103,10 @@ class FaultyStore(_Around):
     Raises:
         ConfigError: an unknown fault, or a number below 1.
 
-    >>> store = FaultyStore(fault="flipped_bit", at=2).open()
-    >>> slot = store.put(np.zeros(3, np.uint8))
-    >>> store.get(slot), store.get(slot), store.get(slot)  # doctest: +NORMALIZE_WHITESPACE
-    (array([0, 0, 0], dtype=uint8), array([0, 1, 0], dtype=uint8), array([0, 0, 0], dtype=uint8))
+    >>> store = FaultyStore(fault="zeros", at=2).open()
+    >>> slot = store.put(np.ones(3, np.uint8))
+    >>> [store.get(slot).tolist() for _ in range(3)]
+    [[1, 1, 1], [0, 0, 0], [1, 1, 1]]
     """
 
     name: ClassVar[str] = "faulty_store"
@@ -138,22 +138,11 @@ class FaultyStore(_Around):
         raise OSError(errno.ENODEV, f"injected by {self!r}")
 
 
-def _torn(data: Array) -> Array:
-    whole = np.arange(data.size) < data.size // 2
-    return np.where(whole, data, 0).astype(np.uint8)
-
-
-def _flipped(data: Array) -> Array:
-    altered = data.copy()
-    altered[data.size // 2] ^= 1
-    return altered
-
-
 _RAISED: Mapping[str, type[Exception]] = MappingProxyType(
     {"full": StoreFullError, "gone": SlotGoneError, "corrupt": CorruptDataError}
 )
 _ALTERED: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
-    {"short_read": lambda data: data[:-1], "torn_record": _torn, "flipped_bit": _flipped, "zeros": np.zeros_like}
+    {"short_read": lambda data: data[:-1], "zeros": np.zeros_like}
 )
 
 

@@ -29,12 +29,6 @@ class Harness:
         """Return the entry point under test for a block of code."""
         return api.stash(policy, framework=self.lab.name, min_bytes=min_bytes, limits=limits or self.limits)
 
-    @contextmanager
-    def entered(self, policy: HookPolicy, *, limits: Limits | None = None) -> Iterator[Session[Any]]:
-        """Enter a :meth:`stash` for a block, and give its pair of hooks."""
-        with self.stash(policy, limits=limits) as stash:
-            yield stash._session
-
     def wrap(self, model: Model, policy: HookPolicy, *, min_bytes: int = 0, limits: Limits | None = None) -> Wrapped:
         """Return the entry point under test for a model."""
         return api.wrap(model, policy, min_bytes=min_bytes, limits=limits or self.limits)

@@ -18,11 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
 
 from tensorstash.config import to_dict
-from tensorstash.engine.session import Session
 from tensorstash.errors import CorruptDataError, SlotGoneError, StoreError, StoreFullError
 from tensorstash.host.arrays import Array, borrowed
 from tensorstash.policies import StoreIn
-from tensorstash.policies.limits import Limits
 from tensorstash.protocols import Slot, Store, StoreConfig
 from tensorstash.testing.config_suite import ConfigSuite
 from tensorstash.testing.harness import reference_counting_only
@@ -274,19 +272,6 @@ class StoreSuite(ConfigSuite):
                 max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
             ),
         )
-
-    def test_it_works_in_a_session(self, tmp_path: os.PathLike[str]) -> None:
-        from tensorstash.testing.labs.reference import ReferenceLab
-        from tensorstash.testing.programs import attention
-
-        lab = ReferenceLab()
-        expected = attention(lab, "cpu")
-        policy = StoreIn(self.config(os.fspath(tmp_path)))
-        session = Session(policy, lab.backend, min_bytes=0, limits=Limits(in_flight=0, ahead=0))
-        got = attention(lab, "cpu", scope=session.scope)
-        for name, array in expected.items():
-            assert_same_bits(got[name], array, name)
-        assert session.stats().live.tensors == 0
 
 
 def payload(size: int, seed: int = 0) -> Array:

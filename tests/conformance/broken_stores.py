@@ -97,7 +97,7 @@ def put_by_content(self: Any, data: Any) -> Any:
     return known[content]
 
 
-caught_by("test_what_was_put_comes_back", MACHINE, "test_it_works_in_a_session")(storing("ReturnsZeros", get=get_zeros))
+caught_by("test_what_was_put_comes_back", MACHINE)(storing("ReturnsZeros", get=get_zeros))
 caught_by(MACHINE, raises=(SlotGoneError,))(storing("KeysByContent", put=put_by_content))
 caught_by(MACHINE)(storing("LendsTheRecord", get=lambda self, slot: MemoryStore.get(self, slot).base))
 caught_by(MACHINE)(storing("KeepsWhatIsDeleted", delete=lambda self, slot: None))

@@ -26,7 +26,7 @@ class SavedTensor:
     be detached. An operation's own output is handed to `pack` detached: no hook can close a reference cycle.
 
     Args:
-        tensor: to save; not kept itself, except a leaf that requires grad.
+        tensor: to save; not kept itself, except for the gradient of a leaf.
         is_output: whether it is the result of the recording node.
 
     Raises:
@@ -44,8 +44,7 @@ class SavedTensor:
         self._released = False
         stack = hook_stack()
         if not stack:
-            keep_identity = tensor.is_leaf and tensor._node is None and tensor.requires_grad
-            self._content: Any = tensor if keep_identity else tensor.alias(None)
+            self._content: Any = tensor.alias(None)
             return
         self._hooks = stack[-1]
         with no_grad():
@@ -98,7 +97,7 @@ class SavedTensor:
                 f"[{self._meta.dtype} {list(self._meta.shape)}], which is {source}, is at version "
                 f"{tensor._version}; expected version {self._version} instead."
             )
-        return tensor if tensor.requires_grad else tensor.alias(origin)
+        return tensor.alias(origin)
 
 
 def _describe(meta: Meta) -> str:

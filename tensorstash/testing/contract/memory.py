@@ -66,7 +66,7 @@ class OneCopy(Harness):
 
     def test_line06_a_reused_address_is_another_payload(self, device: str) -> None:
         lab = self.lab
-        with self.entered(StoreIn(Memory()), limits=AT_ONCE) as session:
+        with settled(self.stash(StoreIn(Memory()), limits=AT_ONCE)) as session:
             handles = []
             for n in range(200):
                 tensor = lab.tensor(floats(8, seed=n), device=device)
@@ -174,7 +174,7 @@ class Bounded(Harness):
         lab = self.lab
         budget = 256 if tier == "memory" else 3 * 4096
         policy = StoreIn(Memory(budget=budget)) if tier == "memory" else DiskSpill(tmp_path, budget=budget)
-        with self.entered(policy, limits=AT_ONCE) as session:
+        with settled(self.stash(policy, limits=AT_ONCE)) as session:
             handles: list[Any] = []
 
             def fill() -> None:
@@ -211,7 +211,7 @@ class Bounded(Harness):
         tap = Tap()
         policy = StoreIn(Gated(gate=gate, inner=Watched(tap=tap)))
         limits = Limits(in_flight=256, ahead=0, timeout_s=0.5)  # on a device as much as may be read ahead stays
-        with self.entered(policy, limits=limits) as session:
+        with settled(self.stash(policy, limits=limits)) as session:
             handles = [session.pack(lab.tensor(floats(32, seed=n), device=device)) for n in range(2)]
             more: list[Any] = []
 

@@ -37,10 +37,10 @@ class ReferenceLab(Lab):
         return Parameter(self.tensor(values, device=device), requires_grad=trainable)
 
     def model(self, *, device: str = "cpu") -> reference.nn.Module:
-        model = _Model()
+        model = _Model(device)
         for parameter in model.parameters():
-            parameter.carriers()[...] = floats(*parameter.shape)
-        return model.to(device)
+            parameter.storage.write(parameter.layout, parameter.dtype, floats(*parameter.shape))
+        return model
 
     def bits(self, tensor: Tensor) -> Array:
         return tensor.host_bits()
@@ -77,10 +77,10 @@ class ReferenceLab(Lab):
 
 
 class _Model(reference.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         generator = np.random.default_rng(0)
-        self.first = reference.nn.Linear(8, 16, generator=generator)
-        self.last = reference.nn.Linear(16, 4, generator=generator)
+        self.first = reference.nn.Linear(8, 16, generator=generator, device=device)
+        self.last = reference.nn.Linear(16, 4, generator=generator, device=device)
 
     def forward(self, inputs: Tensor) -> Tensor:
         out: Tensor = self.last(self.first(inputs).tanh())
