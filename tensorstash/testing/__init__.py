@@ -17,7 +17,7 @@ from tensorstash.errors import MissingDependencyError
 try:
     from tensorstash.testing.backend_suite import BackendSuite
     from tensorstash.testing.codec_suite import CodecSuite, Golden
-    from tensorstash.testing.faults import FaultyCodec, FaultyStore, Gate, Gated, Tap, Watched
+    from tensorstash.testing.faults import FaultyCodec, FaultyStore, Watched
     from tensorstash.testing.lab import Lab, Layout
     from tensorstash.testing.store_suite import StoreSuite
 except ModuleNotFoundError as error:
@@ -32,12 +32,9 @@ __all__ = [
     "CodecSuite",
     "FaultyCodec",
     "FaultyStore",
-    "Gate",
-    "Gated",
     "Golden",
     "Lab",
     "Layout",
     "StoreSuite",
-    "Tap",
     "Watched",
 ]

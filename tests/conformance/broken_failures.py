@@ -21,7 +21,7 @@ from tensorstash.policies.limits import Limits
 from tensorstash.reference.autograd import graph, saved
 from tensorstash.reference.autograd.graph import hook_stack
 from tensorstash.stores.memory import Memory, MemoryStore
-from tensorstash.testing import Gate, Gated
+from tensorstash.testing import Watched
 from tensorstash.testing.labs.reference import ReferenceLab
 
 
@@ -90,7 +90,7 @@ def without_budgets(policy: HookPolicy) -> HookPolicy:
 
 
 def never_goes_on(self: Any, policy: Any, min_bytes: Any = 0, limits: Any = None) -> Stash:
-    stuck = StoreIn(Gated(gate=Gate(timeout_s=0.2)))
+    stuck = StoreIn(Watched(held_s=0.2))
     return Planted.stash(self, stuck, limits=Limits(in_flight=600, timeout_s=0.05))
 
 
@@ -119,12 +119,6 @@ caught_by("test_line09_statistics_agree_with_the_store")(
 
 
 @contextmanager
-def hooks_for_ever(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) -> Iterator[None]:
-    hook_stack().append(reference.saved_tensors_hooks(pack, unpack))
-    yield
-
-
-@contextmanager
 def hooks_in_peace(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) -> Iterator[None]:
     hook_stack().append(reference.saved_tensors_hooks(pack, unpack))
     yield
@@ -146,7 +140,6 @@ def hooks_on_top(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) ->
         del hook_stack()[-1:]
 
 
-caught_by("test_line10_scopes_nest_and_leave_no_hooks")(planted("NeverLeaves", backend={"hooks": hooks_for_ever}))
 caught_by(
     "test_line10_scopes_nest_and_leave_no_hooks",
     "test_line10_a_wrapped_model_trains_the_same_until_it_is_unwrapped",

@@ -2,8 +2,6 @@
 
 import ctypes
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import call
@@ -192,25 +190,6 @@ one_thread = planted("KnowsOneThread", session=OneThread)
 caught_by("test_line03_handles_unpack_in_any_order_and_number_on_any_thread")(one_thread)
 caught_by("test_line03_backward_runs_anywhere_and_again", way="on another thread")(one_thread)
 
-
-class OwnsPayloads(Session):
-    """Has the graph hold numbers only, and forgets what they stand for at the end of the scope."""
-
-    def pack(self, tensor: Any) -> Any:
-        self._handles = [*getattr(self, "_handles", []), super().pack(tensor)]
-        number = len(self._handles) - 1
-        return lambda: self.unpack(self._handles[number])
-
-    @contextmanager
-    def scope(self) -> Iterator[Any]:
-        with super().scope():
-            yield self
-        self._handles = []
-
-
-caught_by("test_line01_training_is_bitwise_that_without_hooks", raises=(IndexError,))(
-    planted("OwnsThePayloads", session=OwnsPayloads)
-)
 
 # Line 4: in-place safety
 

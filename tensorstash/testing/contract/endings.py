@@ -19,7 +19,7 @@ from tensorstash.policies import Compress, DiskSpill, Encode, Keep, Route, Rule,
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.selectors import ModuleNames
 from tensorstash.stores.memory import Memory
-from tensorstash.testing.faults import CodecFault, FaultyCodec, FaultyStore, Tap, Watched
+from tensorstash.testing.faults import CodecFault, FaultyCodec, FaultyStore, Watched
 from tensorstash.testing.harness import AT_ONCE, Harness, reference_counting_only, settled
 from tensorstash.testing.lab import Model
 from tensorstash.testing.layouts import assert_same_arrays, assert_same_bits, floats
@@ -36,8 +36,8 @@ class NothingLostQuietly(Harness):
     @pytest.mark.parametrize("at", [1, 3])
     @pytest.mark.parametrize("fault", STORE_FAULTS)
     def test_line08_a_store_that_fails_ends_in_a_named_error(self, device: str, fault: str, at: int) -> None:
-        tap = Tap()
-        faulty = FaultyStore(fault=fault, at=at, inner=Watched(tap=tap))  # type: ignore[arg-type]
+        tap = Watched()
+        faulty = FaultyStore(fault=fault, at=at, inner=tap)  # type: ignore[arg-type]
         expected = attention(self.lab, device)
         for policy in (StoreIn(faulty), Encode(Zstd()) | StoreIn(faulty)):
             with reference_counting_only():
@@ -50,7 +50,7 @@ class NothingLostQuietly(Harness):
     @pytest.mark.parametrize("fault", CODEC_FAULTS)
     def test_line08_a_codec_that_fails_ends_in_a_named_error(self, device: str, fault: str) -> None:
         # Of all tensors in the program, only the weights of attention are 12 by 12.
-        policy = Encode(FaultyCodec(fault=fault, numel=144)) | StoreIn(Watched(tap=Tap()))  # type: ignore[arg-type]
+        policy = Encode(FaultyCodec(fault=fault, numel=144)) | StoreIn(Watched())  # type: ignore[arg-type]
         stash = self.stash(policy)
         self._assert_fails(stash, device, CodecError, r"stage 1 of 2 \(FaultyCodec.*float32\(12, 12\)")
         leaf, _, loss, expected = squared(self.lab, device, lambda: settled(stash))
@@ -126,8 +126,8 @@ class NothingLeftBehind(Harness):
 
     def test_line10_rules_by_module_name_reach_their_module_only(self, device: str) -> None:
         lab = self.lab
-        tap = Tap()
-        policy = Route((Rule(ModuleNames("first"), StoreIn(Watched(tap=tap))),))
+        tap = Watched()
+        policy = Route((Rule(ModuleNames("first"), StoreIn(tap)),))
         model = lab.model(device=device)
         wrapped = self.wrap(model, policy, limits=AT_ONCE)
         # While a forward runs its caller holds the input; the next forward finds it free.

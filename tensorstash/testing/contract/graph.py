@@ -13,7 +13,7 @@ from tensorstash.policies import Chain, Keep, Recompute, StoreIn
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.stores.memory import Memory
-from tensorstash.testing.faults import Gate, Gated, Tap, Watched
+from tensorstash.testing.faults import Watched
 from tensorstash.testing.harness import Harness, reference_counting_only, settled
 from tensorstash.testing.lab import Lab, Sink, Tensor
 from tensorstash.testing.layouts import assert_same_arrays, assert_same_bits, floats
@@ -59,25 +59,25 @@ class InPlaceSafety(Harness):
         lab = self.lab
         for how, modify in self._modifications().items():
             for opens_first in (False, True):
-                gate = Gate()
-                stash = self.stash(StoreIn(Gated(gate=gate)), limits=Limits())
+                gate = Watched(held_s=10.0)
+                stash = self.stash(StoreIn(gate), limits=Limits())
                 leaf, inner, loss, _ = squared(lab, device, lambda stash=stash: stash)  # type: ignore[misc]
                 modify(inner)
                 if opens_first:
-                    gate.open()
+                    gate.let_go()
                     stash.drain()
                 with pytest.raises(SavedTensorModifiedError, match="modified by an inplace operation"):
                     lab.backward(loss)
                 assert leaf.grad is None, f"modified {how}: a gradient was written all the same"
-                gate.open()
+                gate.let_go()
 
     def test_line04_an_unpack_does_not_wait_for_bytes_on_their_way(self, device: str) -> None:
         lab = self.lab
-        gate = Gate()
-        stash = self.stash(StoreIn(Gated(gate=gate)), limits=Limits())
+        gate = Watched(held_s=10.0)
+        stash = self.stash(StoreIn(gate), limits=Limits())
         leaf, _, loss, expected = squared(lab, device, lambda: stash)
         lab.backward(loss)
-        gate.open()
+        gate.let_go()
         assert_same_bits(lab.gradient(leaf), expected, "gradient while the store is held back")
 
     def test_line04_what_trains_without_hooks_trains(self, device: str) -> None:
@@ -223,8 +223,8 @@ class Ownership(Harness):
     def test_line05_slots_outlive_the_session_and_the_store_closes_with_the_last(self, device: str) -> None:
         lab = self.lab
         with reference_counting_only():
-            tap = Tap()
-            leaf, _, loss, expected = squared(lab, device, lambda: self.scope(StoreIn(Watched(tap=tap))))
+            tap = Watched()
+            leaf, _, loss, expected = squared(lab, device, lambda: self.scope(StoreIn(tap)))
             assert (tap.live, tap.open_stores) == (1, 1), "the payload went with its session"
             lab.backward(loss)
             assert_same_bits(lab.gradient(leaf), expected, "gradient after the session")
@@ -270,10 +270,10 @@ class Ownership(Harness):
         return loss
 
     @contextmanager
-    def _watched(self, before: HookPolicy = Keep()) -> Iterator[tuple[Tap, Stash]]:  # noqa: B008  (a frozen value)
+    def _watched(self, before: HookPolicy = Keep()) -> Iterator[tuple[Watched, Stash]]:  # noqa: B008  (a frozen value)
         with reference_counting_only():
-            tap = Tap()
-            yield tap, self.stash(Chain((before, StoreIn(Watched(tap=tap)))))
+            tap = Watched()
+            yield tap, self.stash(Chain((before, StoreIn(tap))))
 
     def _graph(self, stash: Stash, device: str) -> tuple[Tensor, "weakref.ref[Sentinel]"]:
         """Return the loss of a fresh graph and a weak reference to a part of it."""
@@ -303,7 +303,7 @@ class Ownership(Harness):
                 raise _DeliberateError("deliberate")
         lab.backward(loss)
 
-    def _assert_nothing_is_left(self, tap: Tap, stash: Stash) -> None:
+    def _assert_nothing_is_left(self, tap: Watched, stash: Stash) -> None:
         __tracebackhide__ = True
         assert tap.live == 0, f"{tap.live} payloads of {tap.live_bytes} bytes are left"
         live = stash.stats().live

@@ -10,7 +10,7 @@ from tensorstash.errors import StoreError, StoreFullError
 from tensorstash.policies import Compress, CpuOffload, DiskSpill, StoreIn
 from tensorstash.policies.limits import Limits
 from tensorstash.stores.memory import Memory
-from tensorstash.testing.faults import Gate, Gated, Tap, Watched
+from tensorstash.testing.faults import Watched
 from tensorstash.testing.harness import AT_ONCE, Harness, settled
 from tensorstash.testing.lab import Tensor
 from tensorstash.testing.layouts import assert_same_arrays, assert_same_bits, floats
@@ -22,9 +22,9 @@ class OneCopy(Harness):
 
     def test_line06_a_tensor_saved_twice_is_one_payload(self, device: str) -> None:
         lab = self.lab
-        tap = Tap()
+        tap = Watched()
         leaf, inner = square(lab, device)
-        with self.scope(StoreIn(Watched(tap=tap))) as session:
+        with self.scope(StoreIn(tap)) as session:
             loss = lab.sum(lab.mul(lab.mul(inner, inner), inner))
         stats = session.stats()
         assert tap.live == 2, f"three times inner and once its square became {tap.live} payloads, expected 2"
@@ -37,11 +37,11 @@ class OneCopy(Harness):
 
     def test_line06_views_of_the_same_elements_are_one_payload(self, device: str) -> None:
         lab = self.lab
-        tap = Tap()
+        tap = Watched()
         _, inner = square(lab, device, count=24)
         tensor = lab.reshape(inner, (4, 6))
         views = [tensor, lab.transpose(tensor), lab.reshape(tensor, (2, 12)), lab.reshape(tensor, (24,))]
-        with self.scope(StoreIn(Watched(tap=tap))) as session:
+        with self.scope(StoreIn(tap)) as session:
             handles = [session.pack(view) for view in views]
         assert tap.puts == 1, f"four views of the same elements became {tap.puts} payloads"
         for n, view in enumerate(views):
@@ -55,10 +55,10 @@ class OneCopy(Harness):
 
     def test_line06_other_elements_of_the_same_storage_are_another_payload(self, device: str) -> None:
         lab = self.lab
-        tap = Tap()
+        tap = Watched()
         tensor = lab.tensor(floats(4, 6), device=device)
         views = [lab.rows(tensor, 0, 2), lab.rows(tensor, 2, 4), lab.columns(tensor, 0, 2), lab.columns(tensor, 1, 3)]
-        with self.scope(StoreIn(Watched(tap=tap))) as session:
+        with self.scope(StoreIn(tap)) as session:
             handles = [session.pack(view) for view in views]
         for view, handle in zip(views, handles, strict=True):
             assert_same_bits(lab.bits(session.unpack(handle)), lab.bits(view), "part of a tensor")
@@ -102,9 +102,9 @@ class OneCopy(Harness):
 
     def test_line06_payloads_take_no_more_than_the_framework_holds(self, device: str) -> None:
         lab = self.lab
-        tap = Tap()
+        tap = Watched()
         _, inner = square(lab, device, count=64)
-        with self.scope(StoreIn(Watched(tap=tap))):
+        with self.scope(StoreIn(tap)):
             loss = lab.sum(lab.mul(lab.tanh(lab.exp(inner)), inner))
         # exp's output, tanh's output (saved by tanh and mul) and inner; some frameworks also save tanh's input.
         assert tap.live_bytes <= 3 * 64 * 4, f"{tap.live_bytes} bytes for three distinct tensors of 256 bytes"
@@ -125,8 +125,8 @@ class NeverStashed(Harness):
 
     def test_line07_small_tensors_are_kept(self, device: str) -> None:
         lab = self.lab
-        tap = Tap()
-        with settled(self.stash(StoreIn(Watched(tap=tap)), min_bytes=64)) as session:
+        tap = Watched()
+        with settled(self.stash(StoreIn(tap), min_bytes=64)) as session:
             handles = [session.pack(lab.tensor(floats(n), device=device)) for n in (15, 16)]
         assert tap.puts == 1, f"of 60 and 64 bytes, {tap.puts} were stashed with min_bytes=64"
         assert [tally.nbytes for reason, tally in session.stats().kept.items() if "min_bytes" in reason] == [60]
@@ -146,8 +146,8 @@ class NeverStashed(Harness):
 
     def test_line07_kinds_that_cannot_be_rebuilt_are_kept(self, device: str) -> None:
         for kind, tensor in self.lab.unstashable(device).items():
-            tap = Tap()
-            with self.scope(StoreIn(Watched(tap=tap))) as session:
+            tap = Watched()
+            with self.scope(StoreIn(tap)) as session:
                 handle = session.pack(tensor)
             unpacked = session.unpack(handle)
             assert tap.puts == 0, f"a {kind} tensor was stashed"
@@ -157,8 +157,8 @@ class NeverStashed(Harness):
     def _assert_kept(self, tensors: Sequence[Tensor], reason: str) -> None:
         lab = self.lab
         for tensor in tensors:
-            tap = Tap()
-            with self.scope(StoreIn(Watched(tap=tap))) as session:
+            tap = Watched()
+            with self.scope(StoreIn(tap)) as session:
                 handle = session.pack(tensor)
             unpacked = session.unpack(handle)
             assert tap.puts == 0, f"a {reason} of layout {lab.layout(tensor)} was stashed"
@@ -194,8 +194,8 @@ class Bounded(Harness):
             assert_same_bits(lab.bits(session.unpack(again)), floats(32, seed=200), "a payload in freed room")
 
     def test_line09_statistics_agree_with_the_store(self, device: str) -> None:
-        tap = Tap()
-        stash = self.stash(Compress(min_ratio=1) | StoreIn(Watched(tap=tap)))
+        tap = Watched()
+        stash = self.stash(Compress(min_ratio=1) | StoreIn(tap))
         attention(self.lab, device, scope=lambda: settled(stash))
         stats = stash.stats()
         assert sum(tally.tensors for tally in stats.stored.values()) == tap.puts
@@ -207,11 +207,9 @@ class Bounded(Harness):
 
     def test_line09_bytes_in_flight_hold_and_a_hanging_store_is_named(self, device: str) -> None:
         lab = self.lab
-        gate = Gate()
-        tap = Tap()
-        policy = StoreIn(Gated(gate=gate, inner=Watched(tap=tap)))
+        gate = Watched(held_s=10.0)
         limits = Limits(in_flight=256, ahead=0, timeout_s=0.5)  # on a device as much as may be read ahead stays
-        with settled(self.stash(policy, limits=limits)) as session:
+        with settled(self.stash(StoreIn(gate), limits=limits)) as session:
             handles = [session.pack(lab.tensor(floats(32, seed=n), device=device)) for n in range(2)]
             more: list[Any] = []
 
@@ -221,7 +219,7 @@ class Bounded(Harness):
 
             with pytest.raises(StoreError, match=r"256 bytes.*0\.5 seconds.*hangs"):
                 pack_more()
-            gate.open()
+            gate.let_go()
         for n, handle in enumerate(handles):
             assert_same_bits(lab.bits(session.unpack(handle)), floats(32, seed=n), f"tensor {n}")
 
