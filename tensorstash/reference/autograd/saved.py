@@ -52,11 +52,11 @@ class SavedTensor:
         if tensor._version != self._version:
             raise HookError("a pack hook modified the saved tensor in place; work on a copy")
 
-    def unpack(self, node: Node[Tensor] | None) -> Tensor:
+    def unpack(self, node: Node[Tensor]) -> Tensor:
         """Give the tensor with its history; any number of times until `release`.
 
         Args:
-            node: the node that recorded it, needed for its own result.
+            node: the node that recorded it.
 
         Raises:
             GraphReleasedError: it has been released.
@@ -65,8 +65,6 @@ class SavedTensor:
         """
         if self._released:
             raise GraphReleasedError(_RELEASED)
-        if self._is_output and node is None:
-            raise GraphReleasedError("a saved output was asked for after the node that computed it had gone")
         origin = node if self._is_output else self._node
         if self._hooks is None:
             return self._unhooked(origin)

@@ -7,7 +7,7 @@ import numpy as np
 
 from tensorstash import reference
 from tensorstash.host.arrays import Array, aligned_empty, as_bytes
-from tensorstash.reference import Parameter, PyLayer, Tensor
+from tensorstash.reference import Node, Parameter, SavedTensor, Tensor
 from tensorstash.spec import contiguous_strides
 from tensorstash.testing.lab import Lab, Layout, Sink
 from tensorstash.testing.layouts import floats
@@ -64,8 +64,7 @@ class ReferenceLab(Lab):
         return tensor.split(size, axis)
 
     def observe(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> Tensor:
-        observed: Tensor = _Observe.apply(tensor, sink, *saved)
-        return observed
+        return tensor.detach().clone().alias(_Observe(tensor, saved, sink))
 
     def add_(self, tensor: Tensor, value: float) -> None:
         # The engine writes through a view only where nothing is recorded.
@@ -87,15 +86,16 @@ class _Model(reference.nn.Module):
         return out
 
 
-class _Observe(PyLayer):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, sink: Sink, *saved: Tensor) -> Tensor:
-        ctx.sink = sink
-        ctx.count = 1 + len(saved)
-        ctx.save_for_backward(*saved)
-        return tensor.clone()
+class _Observe(Node[Tensor]):
+    def __init__(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> None:
+        super().__init__([tensor.node])
+        self._saved = [SavedTensor(each) for each in saved]
+        self._sink = sink
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.sink(ctx.saved_tensor())
-        return gradient, *([None] * (ctx.count - 1))
+    def apply(self, gradient: Tensor) -> Sequence[Tensor]:
+        self._sink([each.unpack(self) for each in self._saved])
+        return [gradient]
+
+    def release(self) -> None:
+        for each in self._saved:
+            each.release()
