@@ -1,6 +1,6 @@
 """The conformance kit: the duties of every backend, codec and store, as test classes to subclass.
 
-Needs the extra ``testing`` (pytest and Hypothesis). A third party's test is a few lines::
+Needs the extra ``testing`` (pytest). A third party's test is a few lines::
 
     from tensorstash.testing import CodecSuite
 
@@ -21,7 +21,7 @@ try:
     from tensorstash.testing.lab import Lab, Layout
     from tensorstash.testing.store_suite import StoreSuite
 except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] not in ("_pytest", "pytest", "hypothesis"):
+    if error.name is None or error.name.partition(".")[0] not in ("_pytest", "pytest"):
         raise
     raise MissingDependencyError(
         f"tensorstash.testing needs {error.name}, which is not installed; pip install 'tensorstash[testing]'"

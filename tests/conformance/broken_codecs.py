@@ -122,7 +122,7 @@ caught_by("test_round_trip_of_every_accepted_dtype", shape=(2, 300))(faulty("Com
 caught_by("test_round_trip_of_every_accepted_dtype", shape=(70_001,))(
     faulty("StopsAfterTheFirstBlock", encode=stops_after_the_first_block)
 )
-caught_by("test_round_trip_of_any_bits")(faulty("LosesTheLastByte", encode=loses_the_last_byte))
+caught_by("test_round_trip_of_every_accepted_dtype", shape=(7,))(faulty("LosesTheLastByte", encode=loses_the_last_byte))
 caught_by("test_round_trip_of_every_accepted_dtype", shape=(2, 300))(
     faulty(
         "BreaksItsBound",

@@ -142,7 +142,7 @@ def hooks_on_top(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) ->
 
 caught_by(
     "test_line10_scopes_nest_and_leave_no_hooks",
-    "test_line10_a_wrapped_model_trains_the_same_until_it_is_unwrapped",
+    "test_line10_a_wrapped_model_is_and_trains_as_it_did",
 )(planted("LeavesOnlyInPeace", backend={"hooks": hooks_in_peace}))
 caught_by("test_line10_scopes_of_other_threads_are_their_own")(
     planted("HooksEveryThread", backend={"hooks": hooks_of_every_thread})
@@ -165,10 +165,10 @@ def never_unwraps(self: Any, model: Any, scope: Any) -> Any:
     return lambda: None
 
 
-caught_by("test_line10_wrap_leaves_the_model_as_it_is")(
+caught_by("test_line10_a_wrapped_model_is_and_trains_as_it_did")(
     planted("ChangesTheClass", backend={"wrap_forward": changes_the_class})
 )
-caught_by("test_line10_a_wrapped_model_trains_the_same_until_it_is_unwrapped")(
+caught_by("test_line10_a_wrapped_model_is_and_trains_as_it_did")(
     planted("NeverUnwraps", backend={"wrap_forward": never_unwraps})
 )
 caught_by("test_line10_rules_by_module_name_reach_their_module_only")(
