@@ -38,9 +38,9 @@ class Harness:
         return nullcontext() if policy is None else settled(self.stash(policy))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run every check on each ``device`` of the lab, and in each ``layout`` that its framework has."""
-        if "device" in metafunc.fixturenames:
-            metafunc.parametrize("device", self.lab.devices)
+        """Run every check with a ``lab`` of each device, and in each ``layout`` that its framework has."""
+        if "lab" in metafunc.fixturenames:
+            metafunc.parametrize("lab", [self.lab.on(each) for each in self.lab.devices], ids=self.lab.devices)
         if "layout" in metafunc.fixturenames:
             reverses = self.lab.reverses
             metafunc.parametrize("layout", [name for name, of in LAYOUTS.items() if reverses or not of.is_reversed])

@@ -32,9 +32,9 @@ class Strided:
         """Whether elements lie before the first one, which not every framework has."""
         return min(self.strides, default=0) < 0
 
-    def of(self, lab: Lab, dtype: str, device: str) -> Tensor:
+    def of(self, lab: Lab, dtype: str) -> Tensor:
         """Return a tensor of this layout over a fresh buffer of :func:`pattern` bits."""
-        buffer = lab.tensor(pattern(dtype, self.reach + 3), dtype, device=device)
+        buffer = lab.tensor(pattern(dtype, self.reach + 3), dtype)
         return lab.as_strided(buffer, self.shape, self.strides, self.offset)
 
 

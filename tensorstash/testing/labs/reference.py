@@ -22,22 +22,20 @@ class ReferenceLab(Lab):
     dtypes = tuple(reference.DTYPES)
     float_dtypes = ("float16", "bfloat16", "float32", "float64")
 
-    def tensor(
-        self, bits: Array, dtype: str | None = None, *, device: str = "cpu", requires_grad: bool = False
-    ) -> Tensor:
+    def tensor(self, bits: Array, dtype: str | None = None, *, requires_grad: bool = False) -> Tensor:
         bits = np.asarray(bits, order="C")
         memory = aligned_empty(bits.nbytes)
         memory[...] = as_bytes(bits)
         tensor = reference.from_buffer(
-            memory, bits.shape, contiguous_strides(bits.shape), 0, dtype or bits.dtype.name, device
+            memory, bits.shape, contiguous_strides(bits.shape), 0, dtype or bits.dtype.name, self.device
         )
         return tensor.requires_grad_(requires_grad)
 
-    def parameter(self, values: Array, *, device: str = "cpu", trainable: bool = True) -> Parameter:
-        return Parameter(self.tensor(values, device=device), requires_grad=trainable)
+    def parameter(self, values: Array, *, trainable: bool = True) -> Parameter:
+        return Parameter(self.tensor(values), requires_grad=trainable)
 
-    def model(self, *, device: str = "cpu") -> reference.nn.Module:
-        model = _Model(device)
+    def model(self) -> reference.nn.Module:
+        model = _Model(self.device)
         for parameter in model.parameters():
             parameter.storage.write(parameter.layout, parameter.dtype, floats(*parameter.shape))
         return model
@@ -78,8 +76,8 @@ class ReferenceLab(Lab):
 class _Model(reference.nn.Module):
     def __init__(self, device: str) -> None:
         generator = np.random.default_rng(0)
-        self.first = reference.nn.Linear(8, 16, generator=generator, device=device)
-        self.last = reference.nn.Linear(16, 4, generator=generator, device=device)
+        self.first = reference.nn.Linear(8, 16, generator=generator)
+        self.last = reference.nn.Linear(16, 4, generator=generator)
 
     def forward(self, inputs: Tensor) -> Tensor:
         out: Tensor = self.last(self.first(inputs).tanh())
