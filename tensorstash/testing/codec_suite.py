@@ -52,15 +52,13 @@ class CodecSuite(ConfigSuite):
     overhead: ClassVar[int | None] = None
 
     protocol = Codec
+    policy = Encode
     group = "codecs"
     attribute = ("kind", ("array->array", "array->bytes", "bytes->bytes"))
 
-    def described(self, directory: str) -> Codec:
+    def config(self, directory: str) -> Codec:
         del directory
         return self.codec
-
-    def policy_of(self, described: Codec) -> Encode:
-        return Encode(described)
 
     def test_a_lossy_codec_states_its_bound(self) -> None:
         assert isinstance(self.codec, SupportsErrorBound) != self.codec.lossless

@@ -51,13 +51,10 @@ class StoreSuite(ConfigSuite):
     """
 
     protocol = StoreConfig
+    policy = StoreIn
     group = "stores"
     attribute = ("tier", ("memory", "disk"))
     timeout_s: ClassVar[float] = 60.0
-
-    def config(self, directory: str) -> StoreConfig:
-        """Return the description under test; ``directory`` is empty, and removed after the test."""
-        raise NotImplementedError(f"{type(self).__name__} defines config(directory)")
 
     def with_budget(self, directory: str, budget_bytes: int) -> StoreConfig | None:
         """Return a description with a budget, or None if the store has no such thing."""
@@ -68,12 +65,6 @@ class StoreSuite(ConfigSuite):
         """Return a store whose medium alters a bit of every record, or None where memory is the medium."""
         del directory
         return None
-
-    def described(self, directory: str) -> StoreConfig:
-        return self.config(directory)
-
-    def policy_of(self, described: StoreConfig) -> StoreIn:
-        return StoreIn(described)
 
     @pytest.fixture
     def store(self, tmp_path: os.PathLike[str]) -> Iterator[Store]:

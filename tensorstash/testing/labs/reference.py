@@ -76,8 +76,8 @@ class ReferenceLab(Lab):
 class _Model(reference.nn.Module):
     def __init__(self, device: str) -> None:
         generator = np.random.default_rng(0)
-        self.first = reference.nn.Linear(8, 16, generator=generator)
-        self.last = reference.nn.Linear(16, 4, generator=generator)
+        self.first = reference.nn.Linear(8, 16, generator=generator, device=device)
+        self.last = reference.nn.Linear(16, 4, generator=generator, device=device)
 
     def forward(self, inputs: Tensor) -> Tensor:
         out: Tensor = self.last(self.first(inputs).tanh())
