@@ -2,14 +2,16 @@
 
 import ctypes
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import call
 from typing import Any, ClassVar
 
 import numpy as np
-import paddle
 import torch
+from paddle.base import core
 from planted import Answering, Planted, PlantedPaddle, PlantedTorch, caught_by, planted
 
 from tensorstash import reference
@@ -109,8 +111,11 @@ def forgets_conjugation(self: Any, data: Any, spec: Any) -> Any:
     return torch.view_as_complex(torch.view_as_real(tensor.conj())) if tensor.is_conj() else tensor
 
 
-def paddles_hooks(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) -> Any:
-    return paddle.autograd.saved_tensors_hooks(lambda tensor: partial(unpack, pack(tensor)), call)
+@contextmanager
+def paddles_hooks(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) -> Iterator[None]:
+    core.eager.register_saved_tensors_hooks(lambda tensor: partial(unpack, pack(tensor)), call)
+    yield
+    core.eager.reset_saved_tensors_hooks()
 
 
 def lends(self: Any, data: Any, spec: Any) -> Any:
