@@ -42,7 +42,7 @@ UNDER_ITS_NAME = ("torch", "paddle", "triton", "accelerate", "lightning", "trans
 OPTIONAL = {
     "cli/compare.py": {"matplotlib"},
     "config/settings.py": {"yaml"},
-    "testing": {"pytest", "hypothesis"},
+    "testing": {"pytest"},
 }
 
 

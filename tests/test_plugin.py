@@ -40,7 +40,7 @@ def test_its_own_suites_pass(installed: dict[str, str]) -> None:
     out = run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", *examples)
     passed = re.search(r"(\d+) passed", out)
     assert passed is not None
-    assert int(passed[1]) > 60, out
+    assert int(passed[1]) > 50, out
 
 
 def test_configurations_find_it_by_name_and_import_no_framework(installed: dict[str, str]) -> None:

@@ -15,7 +15,6 @@ is checked with, and no more.
 from tensorstash.reference import methods, nn, ops
 from tensorstash.reference.autograd.engine import backward, grad
 from tensorstash.reference.autograd.graph import Meta, Node, is_grad_enabled, no_grad, set_grad_enabled
-from tensorstash.reference.autograd.pylayer import PyLayer, PyLayerContext
 from tensorstash.reference.autograd.saved import SavedTensor, saved_tensors_hooks
 from tensorstash.reference.creation import from_buffer, full, ones, tensor, zeros
 from tensorstash.reference.errors import DeviceError, GraphReleasedError, HookError, InplaceError
@@ -27,7 +26,7 @@ from tensorstash.reference.tensor import Parameter, Tensor
 
 __all__ = [
     "DTYPES", "DType", "DeviceError", "GraphReleasedError", "HookError", "InplaceError", "Layout",
-    "MemorySpace", "Meta", "Node", "Parameter", "PyLayer", "PyLayerContext", "SavedTensor", "Storage", "Tensor",
+    "MemorySpace", "Meta", "Node", "Parameter", "SavedTensor", "Storage", "Tensor",
     "as_dtype", "backward", "from_buffer", "full", "grad", "is_grad_enabled", "memory",
     "methods", "nn", "no_grad", "ones", "ops", "saved_tensors_hooks", "set_grad_enabled", "streams", "tensor", "zeros",
 ]  # fmt: skip

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 from tensorstash.reference import ops
@@ -31,29 +30,27 @@ _BY_THEIR_NAME: tuple[Callable[..., Any], ...] = (
     *(ops.swap_last, ops.expand, ops.reshape, ops.split, ops.as_strided),
 )
 
-METHODS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {
-        **{operation.__name__: operation for operation in _BY_THEIR_NAME},
-        "__add__": ops.add,
-        "__radd__": ops.add,
-        "__sub__": ops.sub,
-        "__rsub__": _reflected(ops.sub),
-        "__mul__": ops.mul,
-        "__rmul__": ops.mul,
-        "__truediv__": ops.div,
-        "__rtruediv__": _reflected(ops.div),
-        "__pow__": ops.power,
-        "__neg__": ops.neg,
-        "__gt__": ops.gt,
-        "__matmul__": ops.matmul,
-        "__getitem__": ops.getitem,
-        "add_": _in_place(ops.add),
-        "sub_": _in_place(ops.sub),
-        "mul_": _in_place(ops.mul),
-        "sum": ops.total,
-        "backward": _backward,
-    }
-)
+_METHODS: dict[str, Callable[..., Any]] = {
+    **{operation.__name__: operation for operation in _BY_THEIR_NAME},
+    "__add__": ops.add,
+    "__radd__": ops.add,
+    "__sub__": ops.sub,
+    "__rsub__": _reflected(ops.sub),
+    "__mul__": ops.mul,
+    "__rmul__": ops.mul,
+    "__truediv__": ops.div,
+    "__rtruediv__": _reflected(ops.div),
+    "__pow__": ops.power,
+    "__neg__": ops.neg,
+    "__gt__": ops.gt,
+    "__matmul__": ops.matmul,
+    "__getitem__": ops.getitem,
+    "add_": _in_place(ops.add),
+    "sub_": _in_place(ops.sub),
+    "mul_": _in_place(ops.mul),
+    "sum": ops.total,
+    "backward": _backward,
+}
 
-for _name, _method in METHODS.items():
+for _name, _method in _METHODS.items():
     setattr(Tensor, _name, _method)

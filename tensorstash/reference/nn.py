@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tensorstash.reference.autograd.graph import no_grad
 from tensorstash.reference.creation import tensor
 from tensorstash.reference.ops import gelu
 from tensorstash.reference.tensor import Parameter, Tensor
@@ -62,22 +61,14 @@ class Module:
                 if isinstance(value, Tensor):
                     yield f"{path}.{name}" if path else name, value
 
-    def to(self, device: str) -> Module:
-        """Move parameters and buffers to a device; the tensor objects stay the same, gradients are dropped."""
-        with no_grad():
-            for _, value in self._named_tensors():
-                value.become(value.detach().to(device))
-                value.grad = None
-        return self
-
 
 class Linear(Module):
     """``x @ weight.T + bias`` with weight (outputs, inputs), both drawn uniformly from ±1/√(inputs)."""
 
-    def __init__(self, inputs: int, outputs: int, *, generator: np.random.Generator) -> None:
+    def __init__(self, inputs: int, outputs: int, *, generator: np.random.Generator, device: str = "cpu") -> None:
         bound = 1 / math.sqrt(inputs)
-        self.weight = Parameter(tensor(generator.uniform(-bound, bound, (outputs, inputs)), "float32"))
-        self.bias = Parameter(tensor(generator.uniform(-bound, bound, outputs), "float32"))
+        self.weight = Parameter(tensor(generator.uniform(-bound, bound, (outputs, inputs)), "float32", device))
+        self.bias = Parameter(tensor(generator.uniform(-bound, bound, outputs), "float32", device))
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight.swap_last() + self.bias

@@ -231,10 +231,6 @@ class Tensor:
             view.base, view._viewed = owner, owner._node
         return view
 
-    def become(self, other: Tensor) -> None:
-        """Take over the memory of `other`, keeping identity and gradient state; for a leaf that moves devices."""
-        self.storage, self.layout, self.dtype = other.storage, other.layout, other.dtype
-
 
 class AccumulateGrad(Node[Tensor]):
     """The end of the graph at a leaf; nodes of one leaf count as one."""

@@ -1,6 +1,6 @@
 """The conformance kit: the duties of every backend, codec and store, as test classes to subclass.
 
-Needs the extra ``testing`` (pytest and Hypothesis). A third party's test is a few lines::
+Needs the extra ``testing`` (pytest). A third party's test is a few lines::
 
     from tensorstash.testing import CodecSuite
 
@@ -17,11 +17,11 @@ from tensorstash.errors import MissingDependencyError
 try:
     from tensorstash.testing.backend_suite import BackendSuite
     from tensorstash.testing.codec_suite import CodecSuite, Golden
-    from tensorstash.testing.faults import FaultyCodec, FaultyStore, Gate, Gated, Tap, Watched
+    from tensorstash.testing.faults import FaultyCodec, FaultyStore, Watched
     from tensorstash.testing.lab import Lab, Layout
     from tensorstash.testing.store_suite import StoreSuite
 except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] not in ("_pytest", "pytest", "hypothesis"):
+    if error.name is None or error.name.partition(".")[0] not in ("_pytest", "pytest"):
         raise
     raise MissingDependencyError(
         f"tensorstash.testing needs {error.name}, which is not installed; pip install 'tensorstash[testing]'"
@@ -32,12 +32,9 @@ __all__ = [
     "CodecSuite",
     "FaultyCodec",
     "FaultyStore",
-    "Gate",
-    "Gated",
     "Golden",
     "Lab",
     "Layout",
     "StoreSuite",
-    "Tap",
     "Watched",
 ]

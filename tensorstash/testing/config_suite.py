@@ -12,7 +12,6 @@ import pytest
 from tensorstash import registry, stores
 from tensorstash.config import from_dict, to_dict
 from tensorstash.errors import ConfigError
-from tensorstash.policies.plan import HookPolicy
 
 
 class ConfigSuite:
@@ -30,16 +29,15 @@ class ConfigSuite:
     attribute: ClassVar[tuple[str, tuple[str, ...]]]
     """The attribute that says how it may be used, and its values."""
 
-    def described(self, directory: str) -> Any:
-        """Return the description under test; ``directory`` is empty, and removed after the test."""
-        raise NotImplementedError
+    policy: ClassVar[type[Any]]
+    """The policy that uses it."""
 
-    def policy_of(self, described: Any) -> HookPolicy:
-        """Return a policy that uses what is described."""
-        raise NotImplementedError
+    def config(self, directory: str) -> Any:
+        """Return the description under test; ``directory`` is empty, and removed after the test."""
+        raise NotImplementedError(f"{type(self).__name__} defines config(directory)")
 
     def test_it_is_a_frozen_keyword_only_dataclass(self, tmp_path: os.PathLike[str]) -> None:
-        described = self.described(os.fspath(tmp_path))
+        described = self.config(os.fspath(tmp_path))
         assert isinstance(described, self.protocol)
         name, values = self.attribute
         assert getattr(described, name) in values
@@ -51,16 +49,16 @@ class ConfigSuite:
 
     def test_an_unknown_field_is_refused(self, tmp_path: os.PathLike[str]) -> None:
         with pytest.raises(TypeError):
-            type(self.described(os.fspath(tmp_path)))(no_such_field=1)
+            type(self.config(os.fspath(tmp_path)))(no_such_field=1)
 
     def test_a_value_that_cannot_be_is_refused_with_its_path(self, tmp_path: os.PathLike[str]) -> None:
-        described = self.described(os.fspath(tmp_path))
+        described = self.config(os.fspath(tmp_path))
         for fields in self.refused:
             with pytest.raises(ConfigError, match=rf"^{described.name}\.({'|'.join(fields)}): got "):
                 type(described)(**fields)
 
     def test_its_configuration_round_trips_and_opens_nothing(self, tmp_path: os.PathLike[str]) -> None:
-        described, again = self.described(os.fspath(tmp_path)), self.described(os.fspath(tmp_path))
+        described, again = self.config(os.fspath(tmp_path)), self.config(os.fspath(tmp_path))
         assert described == again
         assert hash(described) == hash(again)
         names = {**vars(stores), type(described).__name__: type(described)}
@@ -68,6 +66,6 @@ class ConfigSuite:
         assert pickle.loads(pickle.dumps(described)) == described == deepcopy(described)
         if self.is_registered:
             assert registry.lookup(self.group, described.name) is type(described)
-            policy = self.policy_of(described)
+            policy = self.policy(described)
             assert from_dict(to_dict(policy)) == policy
         assert os.listdir(tmp_path) == [], "a description has made files"

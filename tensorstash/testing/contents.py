@@ -6,7 +6,7 @@ import numpy as np
 
 from tensorstash.host.arrays import Array, as_bytes
 from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides, opaque_bytes
-from tensorstash.testing.layouts import pattern, special_values
+from tensorstash.testing.layouts import REAL_FLOATS, pattern, special_values
 
 SHAPES = ((), (0,), (4, 0, 3), (1,), (7,), (3, 1, 5), (2, 300), (129, 33))
 """Shapes that every codec has to take."""
@@ -45,7 +45,7 @@ def contents(spec: TensorSpec) -> Mapping[str, Array]:
         "any bits": np.resize(bits, shape),
         "sparse": np.resize(np.where(np.arange(bits.size) % 5 == 0, bits, zero), shape),
     }
-    if spec.dtype in ("float16", "bfloat16", "float32", "float64"):
+    if spec.dtype in REAL_FLOATS:
         normal = rng.standard_normal(max(numel, 1))
         found["normal"] = np.resize(float_bits(normal, spec.dtype), shape)
         found["tiny"] = np.resize(float_bits(normal * 1e-7, spec.dtype), shape)

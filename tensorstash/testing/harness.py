@@ -1,4 +1,4 @@
-"""The common part of all groups of contract checks: the lab, the entry points under test, and declared gaps."""
+"""The common part of all groups of contract checks: the lab, and the entry points under test."""
 
 import gc
 from collections.abc import Iterator
@@ -29,12 +29,6 @@ class Harness:
         """Return the entry point under test for a block of code."""
         return api.stash(policy, framework=self.lab.name, min_bytes=min_bytes, limits=limits or self.limits)
 
-    @contextmanager
-    def entered(self, policy: HookPolicy, *, limits: Limits | None = None) -> Iterator[Session[Any]]:
-        """Enter a :meth:`stash` for a block, and give its pair of hooks."""
-        with self.stash(policy, limits=limits) as stash:
-            yield stash._session
-
     def wrap(self, model: Model, policy: HookPolicy, *, min_bytes: int = 0, limits: Limits | None = None) -> Wrapped:
         """Return the entry point under test for a model."""
         return api.wrap(model, policy, min_bytes=min_bytes, limits=limits or self.limits)
@@ -44,18 +38,12 @@ class Harness:
         return nullcontext() if policy is None else settled(self.stash(policy))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run every check on each ``device`` of the lab, and in each ``layout`` that its framework has."""
-        if "device" in metafunc.fixturenames:
-            metafunc.parametrize("device", self.lab.devices)
+        """Run every check with a ``lab`` of each device, and in each ``layout`` that its framework has."""
+        if "lab" in metafunc.fixturenames:
+            metafunc.parametrize("lab", [self.lab.on(each) for each in self.lab.devices], ids=self.lab.devices)
         if "layout" in metafunc.fixturenames:
             reverses = self.lab.reverses
             metafunc.parametrize("layout", [name for name, of in LAYOUTS.items() if reverses or not of.is_reversed])
-
-    @pytest.fixture(autouse=True)
-    def _declared_gaps(self, request: pytest.FixtureRequest) -> None:
-        named = (request.node.name, request.node.originalname)
-        for reason in (self.lab.gaps[name] for name in named if name in self.lab.gaps):
-            request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
 
 
 @contextmanager

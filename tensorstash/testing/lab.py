@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -53,13 +54,11 @@ class Lab(ABC):
     Attributes:
         name: the backend's registered name.
         framework: the module with ``grad``, ``no_grad`` and ``set_grad_enabled``.
-        devices: places to run on; host memory first.
+        devices: places to run on; host memory first. Tensors are made on the first.
         dtypes: element types that tensors can be built of.
         float_dtypes: those of them that gradients of :meth:`mul` can be computed in.
         flags: lazy flags that tensors can carry, for :meth:`flagged`.
         reverses: whether views can have negative strides.
-        gaps: contract checks that this framework cannot pass, and why. The key is a test's name, with or without the
-            parameters in brackets. Gaps are strict: a check that passes although declared here fails.
     """
 
     name: ClassVar[str]
@@ -69,34 +68,41 @@ class Lab(ABC):
     float_dtypes: tuple[str, ...] = ("float32", "float64")
     flags: tuple[str, ...] = ()
     reverses: bool = True
-    gaps: ClassVar[Mapping[str, str]] = {}
 
     @property
     def backend(self) -> Backend[Tensor]:
         """The backend under test."""
         return backend_named(self.name)
 
+    @property
+    def device(self) -> str:
+        """Where tensors are made."""
+        return self.devices[0]
+
+    def on(self, device: str) -> Self:
+        """Return a lab of one of the devices."""
+        lab = copy(self)
+        lab.devices = (device,)
+        return lab
+
     # Building
 
     @abstractmethod
-    def tensor(
-        self, bits: Array, dtype: str | None = None, *, device: str = "cpu", requires_grad: bool = False
-    ) -> Tensor:
+    def tensor(self, bits: Array, dtype: str | None = None, *, requires_grad: bool = False) -> Tensor:
         """Return a C-contiguous leaf with a copy of ``bits``.
 
         Args:
             bits: elements as carrier bits (``bfloat16`` as ``uint16``).
             dtype: the element type's name; by default the one of ``bits``.
-            device: one of :attr:`devices`.
             requires_grad: whether backward accumulates a gradient in it.
         """
 
     @abstractmethod
-    def parameter(self, values: Array, *, device: str = "cpu", trainable: bool = True) -> Tensor:
+    def parameter(self, values: Array, *, trainable: bool = True) -> Tensor:
         """Return a parameter, as a module would hold it."""
 
     @abstractmethod
-    def model(self, *, device: str = "cpu") -> Model:
+    def model(self) -> Model:
         """Return a module of 8 inputs and 4 outputs with a submodule ``first`` and at least two parameters."""
 
     def parameters(self, model: Model) -> list[Tensor]:
@@ -107,9 +113,8 @@ class Lab(ABC):
         """Return the names and bits of the model's state dictionary."""
         return {name: self.bits(tensor) for name, tensor in model.state_dict().items()}
 
-    def unstashable(self, device: str) -> Mapping[str, Tensor]:
+    def unstashable(self) -> Mapping[str, Tensor]:
         """Return tensors of kinds that cannot be rebuilt exactly and so must be kept, by name of the kind."""
-        del device
         return {}
 
     # Looking

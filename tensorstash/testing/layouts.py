@@ -32,9 +32,9 @@ class Strided:
         """Whether elements lie before the first one, which not every framework has."""
         return min(self.strides, default=0) < 0
 
-    def of(self, lab: Lab, dtype: str, device: str) -> Tensor:
+    def of(self, lab: Lab, dtype: str) -> Tensor:
         """Return a tensor of this layout over a fresh buffer of :func:`pattern` bits."""
-        buffer = lab.tensor(pattern(dtype, self.reach + 3), dtype, device=device)
+        buffer = lab.tensor(pattern(dtype, self.reach + 3), dtype)
         return lab.as_strided(buffer, self.shape, self.strides, self.offset)
 
 
@@ -71,8 +71,12 @@ LAYOUTS: Mapping[str, Strided] = MappingProxyType(
 """Layouts that programs save, by name."""
 
 
+REAL_FLOATS: Mapping[str, int] = MappingProxyType({"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52})
+"""Bits of the mantissa, by dtype."""
+
+
 def pattern(dtype: str, count: int) -> Array:
-    """Return ``count`` elements of ``dtype`` as carrier bits; every value of the type is possible, NaNs included.
+    """Return ``count`` elements of ``dtype`` as carrier bits; of floats every other one is of :func:`special_values`.
 
     >>> pattern("bool", 4).dtype.name, pattern("bfloat16", 3).dtype.name
     ('bool', 'uint16')
@@ -81,7 +85,10 @@ def pattern(dtype: str, count: int) -> Array:
     rng = np.random.default_rng(count)
     if dtype == "bool":
         return rng.integers(0, 2, count).astype(np.bool_)
-    return np.frombuffer(rng.bytes(count * carrier.itemsize), carrier)
+    bits = np.frombuffer(bytearray(rng.bytes(count * carrier.itemsize)), carrier)
+    if dtype in REAL_FLOATS:
+        bits[1::2] = np.resize(special_values(dtype), count // 2)
+    return bits
 
 
 def special_values(dtype: str) -> Array:
@@ -90,12 +97,7 @@ def special_values(dtype: str) -> Array:
     >>> special_values("float16").view("uint16")[:2].tolist()
     [0, 32768]
     """
-    itemsize, mantissa = {
-        "float16": (2, 10),
-        "bfloat16": (2, 7),
-        "float32": (4, 23),
-        "float64": (8, 52),
-    }[dtype]
+    itemsize, mantissa = DTYPES[dtype].itemsize, REAL_FLOATS[dtype]
     sign = 1 << (8 * itemsize - 1)
     infinity = (sign - 1) >> mantissa << mantissa
     quiet = 1 << (mantissa - 1)

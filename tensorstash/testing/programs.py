@@ -20,6 +20,10 @@ from tensorstash.testing.layouts import floats
 Scope = Callable[[], AbstractContextManager[Any]]
 
 
+POLICIES = (Keep(), StoreIn(Memory()), Compress(min_ratio=1))
+"""A policy of each kind: nothing leaves, tensors leave as they are, or encoded."""
+
+
 def lossless_policies(directory: Path) -> Mapping[str, HookPolicy]:
     """Return policies under which training must not change by one bit, by name."""
     return {
@@ -58,18 +62,18 @@ def lossy_policies(directory: Path) -> Mapping[str, HookPolicy]:
     }
 
 
-def attention(lab: Lab, device: str, dtype: str = "float32", scope: Scope = nullcontext) -> dict[str, Array]:
+def attention(lab: Lab, dtype: str = "float32", scope: Scope = nullcontext) -> dict[str, Array]:
     """Run forward inside ``scope`` and backward after it; return the loss and every gradient.
 
     One head of attention between two projections, made of every operation of the lab: its saved tensors are split,
     transposed, broadcast, gathered, an operation's own output, or saved more than once.
     """
-    inputs = lab.tensor(floats(3, 4, 8, dtype=dtype), device=device)
-    table = lab.parameter(floats(10, 8, dtype=dtype), device=device)
-    enter = lab.parameter(floats(8, 24, dtype=dtype), device=device)
-    leave = lab.parameter(floats(16, 8, dtype=dtype), device=device)
-    scale = lab.tensor(floats(1, 8, seed=1, dtype=dtype), device=device, requires_grad=True)
-    tokens = lab.tensor(np.array([1, 7, 1, 0, 3, 9, 9, 2, 4, 4, 5, 6]), device=device)
+    inputs = lab.tensor(floats(3, 4, 8, dtype=dtype))
+    table = lab.parameter(floats(10, 8, dtype=dtype))
+    enter = lab.parameter(floats(8, 24, dtype=dtype))
+    leave = lab.parameter(floats(16, 8, dtype=dtype))
+    scale = lab.tensor(floats(1, 8, seed=1, dtype=dtype), requires_grad=True)
+    tokens = lab.tensor(np.array([1, 7, 1, 0, 3, 9, 9, 2, 4, 4, 5, 6]))
     with scope():
         hidden = lab.reshape(inputs, (12, 8))
         hidden = lab.mul(hidden, lab.gather(table, tokens))
@@ -84,15 +88,14 @@ def attention(lab: Lab, device: str, dtype: str = "float32", scope: Scope = null
     return {"loss": lab.bits(loss), **{name: lab.gradient(leaf) for name, leaf in leaves.items()}}
 
 
-def gated(lab: Lab, device: str, scope: Scope = nullcontext) -> dict[str, Array]:
+def gated(lab: Lab, scope: Scope = nullcontext) -> dict[str, Array]:
     """Run forward inside ``scope`` and backward after it; return the loss and every gradient.
 
     A gate: the product of two layers goes into a third. It is saved, and so are both of its factors.
     """
-    inputs = lab.tensor(floats(6, 8), device=device)
+    inputs = lab.tensor(floats(6, 8))
     gate, up, down = (
-        lab.parameter(floats(*shape, seed=seed), device=device)
-        for seed, shape in enumerate(((8, 16), (8, 16), (16, 8)))
+        lab.parameter(floats(*shape, seed=seed)) for seed, shape in enumerate(((8, 16), (8, 16), (16, 8)))
     )
     with scope():
         product = lab.mul(lab.matmul(inputs, gate), lab.matmul(inputs, up))
@@ -104,12 +107,12 @@ def gated(lab: Lab, device: str, scope: Scope = nullcontext) -> dict[str, Array]
     return {"loss": lab.bits(loss), **{name: lab.gradient(leaf) for name, leaf in leaves.items()}}
 
 
-def training(lab: Lab, device: str, scope: Scope = nullcontext, steps: int = 3) -> dict[str, Array]:
+def training(lab: Lab, scope: Scope = nullcontext, steps: int = 3) -> dict[str, Array]:
     """Train the lab's model for some steps, forward inside ``scope``; return losses and the final state."""
-    model = lab.model(device=device)
+    model = lab.model()
     losses: dict[str, Array] = {}
     for step in range(steps):
-        inputs = lab.tensor(floats(6, 8, seed=step), device=device)
+        inputs = lab.tensor(floats(6, 8, seed=step))
         with scope():
             out = model(inputs)
             loss = lab.sum(lab.mul(out, out))
@@ -120,13 +123,21 @@ def training(lab: Lab, device: str, scope: Scope = nullcontext, steps: int = 3) 
     return {**losses, **lab.state(model)}
 
 
-def square(lab: Lab, device: str, *, count: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
+def square(lab: Lab, *, count: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return a leaf and a non-leaf of the same values, for operations that save the non-leaf."""
-    leaf = lab.tensor(floats(count, seed=seed), device=device, requires_grad=True)
+    leaf = lab.tensor(floats(count, seed=seed), requires_grad=True)
     return leaf, lab.mul(leaf, 1.0)
 
 
-def save_one(lab: Lab, device: str) -> None:
+def squared(lab: Lab, scope: Scope = nullcontext) -> tuple[Tensor, Tensor, Tensor, Array]:
+    """Square a non-leaf inside ``scope``; return its leaf, itself, the sum, and the gradient that the leaf must get."""
+    leaf, inner = square(lab)
+    with scope():
+        loss = lab.sum(lab.mul(inner, inner))
+    return leaf, inner, loss, (lab.bits(inner) * 2).astype("float32")
+
+
+def save_one(lab: Lab) -> None:
     """Run a step in which the framework saves one tensor."""
-    _, inner = square(lab, device)
+    _, inner = square(lab)
     lab.backward(lab.sum(lab.exp(inner)))

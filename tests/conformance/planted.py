@@ -134,7 +134,9 @@ def failure_of(suite: type, check: str, directory: Path, arguments: dict[str, An
     method = getattr(instance, check)
     wanted = inspect.signature(method).parameters
     directory.mkdir()
-    offered = {"device": "cpu", "tmp_path": directory} | arguments
+    offered = {"tmp_path": directory} | arguments
+    if "lab" in wanted:
+        offered["lab"] = instance.lab.on(arguments.get("device", "cpu"))
     if "store" in wanted:
         offered["store"] = instance.config(str(directory)).open()
     raised: list[BaseException] = []

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import broken_codecs  # noqa: F401
@@ -34,9 +32,7 @@ def test_planted_fault_is_noticed(fault: Fault, check: str, tmp_path: Path) -> N
     paddle.exp(paddle.to_tensor([1.0], stop_gradient=False))
     failure = failure_of(fault.suite, check, tmp_path / "faulty", arguments)
     assert failure is not None, f"{check} does not notice {fault.suite.__name__}"
-    # Hypothesis reports several failures of one check as a group.
-    failures = failure.exceptions if isinstance(failure, BaseExceptionGroup) else (failure,)
-    assert all(isinstance(one, (*NOTICED, *fault.raises)) for one in failures), f"noticed by accident: {failure!r}"
+    assert isinstance(failure, (*NOTICED, *fault.raises)), f"noticed by accident: {failure!r}"
 
 
 @pytest.mark.parametrize(("suite", "faults"), FAULTS.items(), ids=lambda value: getattr(value, "__name__", ""))
@@ -48,34 +44,3 @@ def test_every_check_has_a_planted_fault(suite: type, faults: list[Fault]) -> No
 def test_every_contract_line_has_a_planted_fault() -> None:
     lines = {check.split("_")[1] for fault in FAULTS[BackendSuite] for check in fault.checks}
     assert {f"line{number:02}" for number in range(1, 13)} <= lines
-
-
-GAPS = """
-from tensorstash.testing.harness import Harness
-from tensorstash.testing.labs.reference import ReferenceLab
-
-
-class LabWithGaps(ReferenceLab):
-    gaps = {"test_passes": "it does not", "test_fails": "it does", "test_each[sim:0]": "only there"}
-
-
-class TestGaps(Harness):
-    lab = LabWithGaps()
-
-    def test_passes(self):
-        pass
-
-    def test_fails(self):
-        raise AssertionError
-
-    def test_each(self, device):
-        assert device == "cpu"
-"""
-
-
-def test_declared_gaps_are_strict(tmp_path: Path) -> None:
-    (tmp_path / "test_gaps.py").write_text(GAPS)
-    command = [sys.executable, "-m", "pytest", "-q", "-rxX", "-p", "no:cacheprovider", "test_gaps.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
-    assert "1 failed, 1 passed, 2 xfailed" in done.stdout, done.stdout + done.stderr
-    assert "XPASS(strict)] it does not" in done.stdout

@@ -3,4 +3,4 @@ from tensorstash.testing.labs.torch import TorchLab
 
 
 class TestTorch(BackendSuite):
-    lab = TorchLab(("cpu",))
+    lab = TorchLab().on("cpu")

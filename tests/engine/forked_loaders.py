@@ -31,7 +31,7 @@ LENGTH = 4
 def gradient(framework, seed):
     """Return a gradient, computed in whatever scope the process is in: none, or that of its parent, which keeps all."""
     lab = lab_of(framework)
-    leaf = lab.tensor(floats(64, 64, seed=seed), device=lab.devices[0], requires_grad=True)
+    leaf = lab.tensor(floats(64, 64, seed=seed), requires_grad=True)
     x = lab.mul(leaf, 1.0)
     for _ in range(4):
         x = lab.tanh(lab.mul(x, x))
@@ -79,7 +79,7 @@ def train(framework, policies, method, directory):
     """Compare with what the same program computes in this process."""
     plain = [gradient(framework, seed) for seed in range(LENGTH)]
     lab, losses = lab_of(framework), {}
-    leaf = lab.tensor(floats(64, 64), device=lab.devices[0], requires_grad=True)
+    leaf = lab.tensor(floats(64, 64), requires_grad=True)
     with ExitStack() as blocks:
         for policy in policies:
             blocks.enter_context(ts.stash(POLICIES[policy](directory), framework=framework, min_bytes=0))

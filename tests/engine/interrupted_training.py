@@ -58,8 +58,7 @@ class Signals:
 
 def step(lab: Lab, leaf: Any, stash: ts.Stash | None) -> Array:
     """Return the gradient of a program whose saved tensors are used once, twice, and read in and out of order."""
-    device = lab.devices[0]
-    own = lab.tensor(leaf, device=device, requires_grad=True)
+    own = lab.tensor(leaf, requires_grad=True)
 
     def forward() -> Any:
         x = lab.mul(own, 1.0)

@@ -145,7 +145,7 @@ class Owned:
     """
 
     def __init__(self, lab: Lab, device: str, dtype: str, *, replaces: bool) -> None:
-        self._lab, self._device, self._dtype, self._replaces = lab, device, dtype, replaces
+        self._lab, self._dtype, self._replaces = lab.on(device), dtype, replaces
         self._buffers: dict[tuple[int, Shape], Any] = {}
 
     def buffer(self, number: int, shape: Shape) -> Any:
@@ -153,7 +153,7 @@ class Owned:
         key = number % 2, shape
         if key not in self._buffers:
             values = floats(*shape, dtype=self._dtype, seed=key[0] + 1)
-            self._buffers[key] = self._lab.tensor(values, device=self._device)
+            self._buffers[key] = self._lab.tensor(values)
         return self._buffers[key]
 
     def rewrite(self, rewrite: Rewrite) -> None:
@@ -163,7 +163,7 @@ class Owned:
         key = list(self._buffers)[rewrite.which % len(self._buffers)]
         if self._replaces:
             values = np.full(key[1], rewrite.value, self._dtype)
-            self._buffers[key] = self._lab.tensor(values, device=self._device)
+            self._buffers[key] = self._lab.tensor(values)
         else:
             self._lab.write_unversioned(self._buffers[key], rewrite.value)
         if rewrite.drops:
@@ -189,7 +189,7 @@ class Forward:
         self._lab, self._program, self._values_too = lab, program, values_too
         self._owned = Owned(lab, device, program.dtype, replaces=replaces)
         self.held: dict[int, Any] = {}
-        self.leaf = lab.tensor(floats(*program.shape, dtype=program.dtype), device=device, requires_grad=True)
+        self.leaf = lab.on(device).tensor(floats(*program.shape, dtype=program.dtype), requires_grad=True)
         values = {0: (lab.mul(self.leaf, 1.0), program.shape)}
         self.loss = lab.sum(lab.tanh(values[0][0]))
         for number, step in enumerate(program.steps):
@@ -274,7 +274,7 @@ def _apply(lab: Lab, device: str, step: Step, left: Any, right: Any, owned: Owne
             return lab.mul(first, second), (rows, columns // 2)
         case "gather":
             chosen = np.array([step.right % rows, 0, step.right % rows])
-            return lab.gather(x, lab.tensor(chosen, device=device)), (3, columns)
+            return lab.gather(x, lab.on(device).tensor(chosen)), (3, columns)
         case "owned":
             return lab.mul(x, owned.buffer(step.right, (rows, columns))), (rows, columns)
         case "owned columns":

@@ -40,7 +40,7 @@ def step(lab: Lab, shape: tuple[int, int], stash: ts.Stash | None = None, timeou
         stash: what saves it.
         timeout_s: of its backward.
     """
-    leaf = lab.tensor(floats(*shape), device=lab.devices[0], requires_grad=True)
+    leaf = lab.tensor(floats(*shape), requires_grad=True)
     with stash or nullcontext():
         x = lab.mul(leaf, 1.0)
         for _ in range(6):

@@ -30,7 +30,7 @@ POLICIES = {
 
 
 def graph(lab, stash, seed=0):
-    leaf = lab.tensor(floats(64, 64, seed=seed), device=lab.devices[0], requires_grad=True)
+    leaf = lab.tensor(floats(64, 64, seed=seed), requires_grad=True)
 
     def forward():
         x = lab.mul(leaf, 1.0)

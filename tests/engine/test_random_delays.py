@@ -41,8 +41,8 @@ def of_lab(backend: str, program: str) -> Program:
 
     def run(scope, bag):
         if program == "training":
-            return arrays(training(lab, "cpu", scope))
-        return arrays(attention(lab, "cpu", "float64" if program == "attention, float64" else "float32", scope))
+            return arrays(training(lab, scope))
+        return arrays(attention(lab, "float64" if program == "attention, float64" else "float32", scope))
 
     return run
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensorstash.reference import Node, Tensor, grad, methods, ops, tensor
+from tensorstash.reference import Node, Tensor, grad, ops, tensor
 from tensorstash.reference.autograd.primitive import Primitive, ViewPrimitive
 
 ROWS = [0, 2, 2, 1]
@@ -123,10 +123,6 @@ def test_every_operation_with_a_formula_is_compared() -> None:
     differentiable = {x.__name__ for x in vars(ops).values() if isinstance(x, Primitive | ViewPrimitive) and x.formulas}
     assert len(differentiable) > 25
     assert differentiable - compared == {"restride"}, "only that has no gradient"
-
-
-def test_operations_are_methods_of_the_tensor() -> None:
-    assert {name for name, method in methods.METHODS.items() if vars(Tensor)[name] is not method} == set()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -31,7 +31,7 @@ AT_ONCE = Limits(in_flight=0, ahead=0)
 
 
 class TestTorchOnCuda(BackendSuite):
-    lab = TorchLab(("cuda:0",))
+    lab = TorchLab().on("cuda:0")
 
 
 def model() -> nn.Module:

@@ -40,7 +40,7 @@ def assert_round_trip(backend, tensor):
 @pytest.mark.parametrize("layout", [name for name, layout in LAYOUTS.items() if not layout.is_reversed])
 def test_conj_and_neg_flags_come_back(backend, layout):
     for dtype in ("complex32", "complex64", "complex128"):
-        conjugated = LAYOUTS[layout].of(LAB, dtype, "cpu").conj()
+        conjugated = LAYOUTS[layout].of(LAB, dtype).conj()
         assert conjugated.is_conj()
         assert_round_trip(backend, conjugated)
         assert_round_trip(backend, neg_view(conjugated))
@@ -137,7 +137,7 @@ def test_inference_tensors_never_reach_the_hooks(pair):
 @pytest.mark.parametrize("layout", [name for name, layout in LAYOUTS.items() if not layout.is_reversed])
 def test_dense_elements_and_the_layout_they_came_from(backend, layout, dtype, adopt):
     for device in LAB.devices:
-        tensor = LAYOUTS[layout].of(LAB, dtype, device)
+        tensor = LAYOUTS[layout].of(LAB.on(device), dtype)
         spec = backend.spec(tensor)
         dense = backend.layouts.dense(tensor, spec)
         assert dense.is_contiguous()

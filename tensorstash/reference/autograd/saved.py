@@ -26,7 +26,7 @@ class SavedTensor:
     be detached. An operation's own output is handed to `pack` detached: no hook can close a reference cycle.
 
     Args:
-        tensor: to save; not kept itself, except a leaf that requires grad.
+        tensor: to save; not kept itself, except for the gradient of a leaf.
         is_output: whether it is the result of the recording node.
 
     Raises:
@@ -44,8 +44,7 @@ class SavedTensor:
         self._released = False
         stack = hook_stack()
         if not stack:
-            keep_identity = tensor.is_leaf and tensor._node is None and tensor.requires_grad
-            self._content: Any = tensor if keep_identity else tensor.alias(None)
+            self._content: Any = tensor.alias(None)
             return
         self._hooks = stack[-1]
         with no_grad():
@@ -53,11 +52,11 @@ class SavedTensor:
         if tensor._version != self._version:
             raise HookError("a pack hook modified the saved tensor in place; work on a copy")
 
-    def unpack(self, node: Node[Tensor] | None) -> Tensor:
+    def unpack(self, node: Node[Tensor]) -> Tensor:
         """Give the tensor with its history; any number of times until `release`.
 
         Args:
-            node: the node that recorded it, needed for its own result.
+            node: the node that recorded it.
 
         Raises:
             GraphReleasedError: it has been released.
@@ -66,8 +65,6 @@ class SavedTensor:
         """
         if self._released:
             raise GraphReleasedError(_RELEASED)
-        if self._is_output and node is None:
-            raise GraphReleasedError("a saved output was asked for after the node that computed it had gone")
         origin = node if self._is_output else self._node
         if self._hooks is None:
             return self._unhooked(origin)
@@ -98,7 +95,7 @@ class SavedTensor:
                 f"[{self._meta.dtype} {list(self._meta.shape)}], which is {source}, is at version "
                 f"{tensor._version}; expected version {self._version} instead."
             )
-        return tensor if tensor.requires_grad else tensor.alias(origin)
+        return tensor.alias(origin)
 
 
 def _describe(meta: Meta) -> str:

@@ -4,16 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tensorstash.errors import StoreError, StoreFullError
 from tensorstash.policies import Compress, CpuOffload, DiskSpill, StoreIn
 from tensorstash.policies.limits import Limits
 from tensorstash.stores.memory import Memory
-from tensorstash.testing.faults import Gate, Gated, Tap, Watched
+from tensorstash.testing.faults import Watched
 from tensorstash.testing.harness import AT_ONCE, Harness, settled
-from tensorstash.testing.lab import Tensor
+from tensorstash.testing.lab import Lab, Tensor
 from tensorstash.testing.layouts import assert_same_arrays, assert_same_bits, floats
 from tensorstash.testing.programs import attention, square
 
@@ -21,11 +20,10 @@ from tensorstash.testing.programs import attention, square
 class OneCopy(Harness):
     """Contract line 6."""
 
-    def test_line06_a_tensor_saved_twice_is_one_payload(self, device: str) -> None:
-        lab = self.lab
-        tap = Tap()
-        leaf, inner = square(lab, device)
-        with self.scope(StoreIn(Watched(tap=tap))) as session:
+    def test_line06_a_tensor_saved_twice_is_one_payload(self, lab: Lab) -> None:
+        tap = Watched()
+        leaf, inner = square(lab)
+        with self.scope(StoreIn(tap)) as session:
             loss = lab.sum(lab.mul(lab.mul(inner, inner), inner))
         stats = session.stats()
         assert tap.live == 2, f"three times inner and once its square became {tap.live} payloads, expected 2"
@@ -36,13 +34,12 @@ class OneCopy(Harness):
         assert_same_bits(lab.gradient(leaf), values * values + (values + values) * values, "gradient of the cube")
         assert tap.live == 0
 
-    def test_line06_views_of_the_same_elements_are_one_payload(self, device: str) -> None:
-        lab = self.lab
-        tap = Tap()
-        _, inner = square(lab, device, count=24)
+    def test_line06_views_of_the_same_elements_are_one_payload(self, lab: Lab) -> None:
+        tap = Watched()
+        _, inner = square(lab, count=24)
         tensor = lab.reshape(inner, (4, 6))
         views = [tensor, lab.transpose(tensor), lab.reshape(tensor, (2, 12)), lab.reshape(tensor, (24,))]
-        with self.scope(StoreIn(Watched(tap=tap))) as session:
+        with self.scope(StoreIn(tap)) as session:
             handles = [session.pack(view) for view in views]
         assert tap.puts == 1, f"four views of the same elements became {tap.puts} payloads"
         for n, view in enumerate(views):
@@ -54,86 +51,54 @@ class OneCopy(Harness):
             handles.pop()
         assert tap.live == 0
 
-    def test_line06_other_elements_of_the_same_storage_are_another_payload(self, device: str) -> None:
-        lab = self.lab
-        tap = Tap()
-        tensor = lab.tensor(floats(4, 6), device=device)
+    def test_line06_other_elements_of_the_same_storage_are_another_payload(self, lab: Lab) -> None:
+        tap = Watched()
+        tensor = lab.tensor(floats(4, 6))
         views = [lab.rows(tensor, 0, 2), lab.rows(tensor, 2, 4), lab.columns(tensor, 0, 2), lab.columns(tensor, 1, 3)]
-        with self.scope(StoreIn(Watched(tap=tap))) as session:
+        with self.scope(StoreIn(tap)) as session:
             handles = [session.pack(view) for view in views]
         for view, handle in zip(views, handles, strict=True):
             assert_same_bits(lab.bits(session.unpack(handle)), lab.bits(view), "part of a tensor")
         assert tap.puts == 4
 
-    def test_line06_a_reused_address_is_another_payload(self, device: str) -> None:
-        lab = self.lab
-        with self.entered(StoreIn(Memory()), limits=AT_ONCE) as session:
+    def test_line06_a_reused_address_is_another_payload(self, lab: Lab) -> None:
+        with settled(self.stash(StoreIn(Memory()), limits=AT_ONCE)) as session:
             handles = []
             for n in range(200):
-                tensor = lab.tensor(floats(8, seed=n), device=device)
+                tensor = lab.tensor(floats(8, seed=n))
                 handles.append(session.pack(tensor))
                 del tensor
         for n, handle in enumerate(handles):
             assert_same_bits(lab.bits(session.unpack(handle)), floats(8, seed=n), f"tensor {n} of 200")
 
+    @pytest.mark.parametrize("between", ["a write", "a drain", "another entry"])
     @pytest.mark.parametrize("is_made", [False, True])
-    def test_line06_content_modified_between_two_saves_is_two_payloads(self, device: str, is_made: bool) -> None:
-        lab = self.lab
-        tensor = square(lab, device)[1] if is_made else lab.tensor(floats(8), device=device)
+    def test_line06_content_modified_between_two_saves_is_two_payloads(
+        self, lab: Lab, is_made: bool, between: str
+    ) -> None:
+        tensor = square(lab)[1] if is_made else lab.tensor(floats(8))
         before = lab.bits(tensor)
-        with self.entered(StoreIn(Memory())) as session:
-            first = session.pack(tensor)
-            if not is_made:
-                session.drain()
-            lab.add_(tensor, 1.0)
-            second = session.pack(tensor)
-        assert_same_bits(lab.bits(session.unpack(second)), lab.bits(tensor), "the second save")
-        if not is_made:
-            assert_same_bits(lab.bits(session.unpack(first)), before, "the first save")
-
-    def test_line06_content_is_never_shared_across_steps(self, device: str) -> None:
-        lab = self.lab
-        data = lab.tensor(floats(8), device=device)
-        losses = []
-        stash = self.stash(StoreIn(Memory()))
-        for step in range(3):
-            weight = lab.tensor(floats(8, seed=9), device=device, requires_grad=True)
-            with settled(stash):
-                losses.append(lab.sum(lab.mul(data, weight)))
-            lab.backward(losses[-1], retain_graph=True)
-            assert_same_bits(lab.gradient(weight), lab.bits(data), f"gradient of step {step}")
-            lab.write_unversioned(data, float(step))
-
-    def test_line06_content_is_never_shared_across_entries(self, device: str) -> None:
-        lab = self.lab
-        leaf, inner = square(lab, device)
+        write = lab.add_ if between == "a write" else lab.write_unversioned
         stash = self.stash(StoreIn(Memory()))
         with stash:
-            first = lab.sum(lab.mul(inner, inner))
-        lab.write_unversioned(inner, 7.0)
-        with stash:
-            second = lab.sum(lab.mul(inner, inner))
-        lab.backward(second, retain_graph=True)
-        assert_same_bits(lab.gradient(leaf), np.full(8, 14.0, np.float32), "gradient of the second entry's tensor")
-        del first
+            first = stash._session.pack(tensor)
+            if between == "a drain":
+                stash.drain()
+            if between != "another entry":
+                write(tensor, 7.0)
+                second = stash._session.pack(tensor)
+        if between == "another entry":
+            write(tensor, 7.0)
+            with stash:
+                second = stash._session.pack(tensor)
+        assert_same_bits(lab.bits(second()), lab.bits(tensor), "the second save")
+        if between == "a drain":
+            assert_same_bits(lab.bits(first()), before, "the first save")
 
-    def test_line06_content_is_never_shared_across_a_drain(self, device: str) -> None:
-        lab = self.lab
-        _, inner = square(lab, device)
-        with self.scope(StoreIn(Memory())) as session:
-            first = session.pack(inner)
-            before = lab.bits(inner)
-            session.drain()
-            lab.write_unversioned(inner, 7.0)
-            second = session.pack(inner)
-        assert_same_bits(lab.bits(second()), np.full(8, 7.0, np.float32), "the tensor saved after the drain")
-        assert_same_bits(lab.bits(first()), before, "the tensor saved before the drain")
-
-    def test_line06_payloads_take_no_more_than_the_framework_holds(self, device: str) -> None:
-        lab = self.lab
-        tap = Tap()
-        _, inner = square(lab, device, count=64)
-        with self.scope(StoreIn(Watched(tap=tap))):
+    def test_line06_payloads_take_no_more_than_the_framework_holds(self, lab: Lab) -> None:
+        tap = Watched()
+        _, inner = square(lab, count=64)
+        with self.scope(StoreIn(tap)):
             loss = lab.sum(lab.mul(lab.tanh(lab.exp(inner)), inner))
         # exp's output, tanh's output (saved by tanh and mul) and inner; some frameworks also save tanh's input.
         assert tap.live_bytes <= 3 * 64 * 4, f"{tap.live_bytes} bytes for three distinct tensors of 256 bytes"
@@ -143,53 +108,37 @@ class OneCopy(Harness):
 class NeverStashed(Harness):
     """Contract line 7."""
 
-    def test_line07_parameters_views_of_them_and_leaves_that_require_grad_are_kept(self, device: str) -> None:
-        lab = self.lab
+    def test_line07_parameters_views_of_them_and_leaves_that_require_grad_are_kept(self, lab: Lab) -> None:
         for trainable in (True, False):
-            weight = lab.parameter(floats(6, 4), device=device, trainable=trainable)
+            weight = lab.parameter(floats(6, 4), trainable=trainable)
             views = lab.transpose(weight), lab.rows(weight, 1, 3), lab.reshape(weight, (24,))
             self._assert_kept((weight,), "parameter")
             self._assert_kept(views, "" if trainable else "parameter")
-        self._assert_kept((lab.tensor(floats(6, 4), device=device, requires_grad=True),), "leaf")
+        self._assert_kept((lab.tensor(floats(6, 4), requires_grad=True),), "leaf")
 
-    def test_line07_the_weights_of_a_model_are_never_stashed(self, device: str) -> None:
-        lab = self.lab
-        tap = Tap()
-        model = lab.model(device=device)
-        wrapped = self.wrap(model, StoreIn(Watched(tap=tap)), limits=AT_ONCE)
-        inputs = lab.tensor(floats(5, 8), device=device)
-        out = model(inputs)
-        # The input (5, 8) and the hidden activation (5, 16); the weights are (8, 16) and (16, 4).
-        assert 0 < tap.live_bytes <= (5 * 8 + 2 * 5 * 16) * 4, f"{tap.live_bytes} bytes are stashed"
-        assert any("parameter" in reason for reason in wrapped.stats().kept), f"kept: {dict(wrapped.stats().kept)}"
-        lab.backward(lab.sum(out))
-        wrapped.remove()
-
-    def test_line07_small_tensors_are_kept(self, device: str) -> None:
-        lab = self.lab
-        tap = Tap()
-        with settled(self.stash(StoreIn(Watched(tap=tap)), min_bytes=64)) as session:
-            handles = [session.pack(lab.tensor(floats(n), device=device)) for n in (15, 16)]
+    def test_line07_small_tensors_are_kept(self, lab: Lab) -> None:
+        tap = Watched()
+        with settled(self.stash(StoreIn(tap), min_bytes=64)) as session:
+            handles = [session.pack(lab.tensor(floats(n))) for n in (15, 16)]
         assert tap.puts == 1, f"of 60 and 64 bytes, {tap.puts} were stashed with min_bytes=64"
         assert [tally.nbytes for reason, tally in session.stats().kept.items() if "min_bytes" in reason] == [60]
         assert [lab.bits(session.unpack(handle)).size for handle in handles] == [15, 16]
 
-    def test_line07_offloading_to_the_host_keeps_what_is_there(self, device: str) -> None:
-        lab = self.lab
+    def test_line07_offloading_to_the_host_keeps_what_is_there(self, lab: Lab) -> None:
         with self.scope(CpuOffload()) as session:
-            handle = session.pack(lab.tensor(floats(4), device=device))
+            handle = session.pack(lab.tensor(floats(4)))
         stats = session.stats()
-        if device == "cpu":
+        if lab.device == "cpu":
             assert stats.stashed.tensors == 0
             assert [reason for reason in stats.kept if "host memory" in reason]
         else:
             assert stats.stashed.tensors == 1
         assert_same_bits(lab.bits(session.unpack(handle)), floats(4), "an offloaded tensor")
 
-    def test_line07_kinds_that_cannot_be_rebuilt_are_kept(self, device: str) -> None:
-        for kind, tensor in self.lab.unstashable(device).items():
-            tap = Tap()
-            with self.scope(StoreIn(Watched(tap=tap))) as session:
+    def test_line07_kinds_that_cannot_be_rebuilt_are_kept(self, lab: Lab) -> None:
+        for kind, tensor in lab.unstashable().items():
+            tap = Watched()
+            with self.scope(StoreIn(tap)) as session:
                 handle = session.pack(tensor)
             unpacked = session.unpack(handle)
             assert tap.puts == 0, f"a {kind} tensor was stashed"
@@ -199,8 +148,8 @@ class NeverStashed(Harness):
     def _assert_kept(self, tensors: Sequence[Tensor], reason: str) -> None:
         lab = self.lab
         for tensor in tensors:
-            tap = Tap()
-            with self.scope(StoreIn(Watched(tap=tap))) as session:
+            tap = Watched()
+            with self.scope(StoreIn(tap)) as session:
                 handle = session.pack(tensor)
             unpacked = session.unpack(handle)
             assert tap.puts == 0, f"a {reason} of layout {lab.layout(tensor)} was stashed"
@@ -212,16 +161,15 @@ class Bounded(Harness):
     """Contract line 9, as far as it can be seen from outside."""
 
     @pytest.mark.parametrize("tier", ["memory", "disk"])
-    def test_line09_a_budget_holds(self, device: str, tier: str, tmp_path: Path) -> None:
-        lab = self.lab
+    def test_line09_a_budget_holds(self, lab: Lab, tier: str, tmp_path: Path) -> None:
         budget = 256 if tier == "memory" else 3 * 4096
         policy = StoreIn(Memory(budget=budget)) if tier == "memory" else DiskSpill(tmp_path, budget=budget)
-        with self.entered(policy, limits=AT_ONCE) as session:
+        with settled(self.stash(policy, limits=AT_ONCE)) as session:
             handles: list[Any] = []
 
             def fill() -> None:
                 for n in range(100):
-                    handle = session.pack(lab.tensor(floats(32, seed=n), device=device))
+                    handle = session.pack(lab.tensor(floats(32, seed=n)))
                     session.drain()
                     handles.append(handle)
 
@@ -232,21 +180,13 @@ class Bounded(Harness):
             for n in range(len(handles)):
                 assert_same_bits(lab.bits(session.unpack(handles[n])), floats(32, seed=n), f"tensor {n} before the end")
             handles.pop()
-            again = session.pack(lab.tensor(floats(32, seed=200), device=device))
+            again = session.pack(lab.tensor(floats(32, seed=200)))
             assert_same_bits(lab.bits(session.unpack(again)), floats(32, seed=200), "a payload in freed room")
 
-    def test_line09_a_budget_that_is_just_enough_is_enough(self, device: str) -> None:
-        lab = self.lab
-        with self.scope(StoreIn(Memory(budget=64))) as session:
-            handles = [session.pack(lab.tensor(floats(8, seed=n), device=device)) for n in range(2)]
-        for n, handle in enumerate(handles):
-            assert_same_bits(lab.bits(session.unpack(handle)), floats(8, seed=n), f"tensor {n}")
-        assert session.stats().peak_bytes == 64
-
-    def test_line09_statistics_agree_with_the_store(self, device: str) -> None:
-        tap = Tap()
-        stash = self.stash(Compress(min_ratio=1) | StoreIn(Watched(tap=tap)))
-        attention(self.lab, device, scope=lambda: settled(stash))
+    def test_line09_statistics_agree_with_the_store(self, lab: Lab) -> None:
+        tap = Watched()
+        stash = self.stash(Compress(min_ratio=1) | StoreIn(tap))
+        attention(lab, scope=lambda: settled(stash))
         stats = stash.stats()
         assert sum(tally.tensors for tally in stats.stored.values()) == tap.puts
         assert stats.peak_bytes == tap.peak_bytes
@@ -255,30 +195,27 @@ class Bounded(Harness):
         )
         assert stats.unpacked >= stats.stashed.tensors
 
-    def test_line09_bytes_in_flight_hold_and_a_hanging_store_is_named(self, device: str) -> None:
-        lab = self.lab
-        gate = Gate()
-        tap = Tap()
-        policy = StoreIn(Gated(gate=gate, inner=Watched(tap=tap)))
+    def test_line09_bytes_in_flight_hold_and_a_hanging_store_is_named(self, lab: Lab) -> None:
+        gate = Watched(held_s=10.0)
         limits = Limits(in_flight=256, ahead=0, timeout_s=0.5)  # on a device as much as may be read ahead stays
-        with self.entered(policy, limits=limits) as session:
-            handles = [session.pack(lab.tensor(floats(32, seed=n), device=device)) for n in range(2)]
+        with settled(self.stash(StoreIn(gate), limits=limits)) as session:
+            handles = [session.pack(lab.tensor(floats(32, seed=n))) for n in range(2)]
             more: list[Any] = []
 
             def pack_more() -> None:
                 for n in (2, 3):  # the one before is still held by its caller while this one is packed
-                    more.append(session.pack(lab.tensor(floats(32, seed=n), device=device)))
+                    more.append(session.pack(lab.tensor(floats(32, seed=n))))
 
             with pytest.raises(StoreError, match=r"256 bytes.*0\.5 seconds.*hangs"):
                 pack_more()
-            gate.open()
+            gate.let_go()
         for n, handle in enumerate(handles):
             assert_same_bits(lab.bits(session.unpack(handle)), floats(32, seed=n), f"tensor {n}")
 
-    def test_line09_the_forward_waits_and_goes_on_when_bytes_have_left(self, device: str) -> None:
-        expected = attention(self.lab, device)
+    def test_line09_the_forward_waits_and_goes_on_when_bytes_have_left(self, lab: Lab) -> None:
+        expected = attention(lab)
         for in_flight, ahead in ((0, 0), (600, 0), (600, 600), (10_000, 10_000)):
             limits = Limits(in_flight=in_flight, ahead=ahead)
             stash = self.stash(Compress(min_ratio=1), limits=limits)
-            got = attention(self.lab, device, scope=lambda stash=stash: stash)  # type: ignore[misc]
+            got = attention(lab, scope=lambda stash=stash: stash)  # type: ignore[misc]
             assert_same_arrays(got, expected, f"gradients under {limits}")

@@ -1,7 +1,6 @@
 """Contract lines 1 to 3: the same training, the same tensor, in any order and number."""
 
 import random
-import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,17 +11,17 @@ import numpy as np
 import pytest
 
 from tensorstash.codecs.zstd import Zstd
-from tensorstash.errors import TensorStashWarning
 from tensorstash.host.arrays import Array
-from tensorstash.policies import Compress, DiskSpill, Encode, Keep, Quantize, Recompute, StoreIn
+from tensorstash.policies import Compress, DiskSpill, Encode, Quantize, Recompute, StoreIn
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import SupportsErrorBound
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.contents import float_bits
 from tensorstash.testing.harness import Harness, settled
-from tensorstash.testing.lab import Layout, Tensor
-from tensorstash.testing.layouts import LAYOUTS, assert_same_arrays, assert_same_bits, floats, pattern, special_values
+from tensorstash.testing.lab import Lab, Layout, Tensor
+from tensorstash.testing.layouts import LAYOUTS, assert_same_arrays, assert_same_bits, floats, pattern
 from tensorstash.testing.programs import (
+    POLICIES,
     attention,
     gated,
     lossless_policies,
@@ -36,169 +35,119 @@ from tensorstash.testing.programs import (
 class SameTraining(Harness):
     """Contract line 1."""
 
-    @pytest.mark.parametrize("dtype", ["float32", "float64"])
-    def test_line01_gradients_are_bitwise_those_without_hooks(self, device: str, dtype: str, tmp_path: Path) -> None:
-        expected = attention(self.lab, device, dtype)
-        for name, policy in lossless_policies(tmp_path).items():
-            for enter in (self.scope, self.stash):  # after all bytes have left, and while they are leaving
-                got = attention(self.lab, device, dtype, partial(enter, policy))
-                assert_same_arrays(got, expected, f"gradients under {name}")
+    def test_line01_training_is_bitwise_that_without_hooks(self, lab: Lab, tmp_path: Path) -> None:
+        policies = {**lossless_policies(tmp_path), **recomputing_policies(lab, tmp_path)}
+        for program in (attention, partial(attention, dtype="float64"), training):
+            expected = program(lab)
+            for name, policy in policies.items():
+                for enter in (self.scope, self.stash):  # after all bytes have left, and while they are leaving
+                    got = program(lab, scope=partial(enter, policy))
+                    assert_same_arrays(got, expected, f"{program} under {name}")
 
-    def test_line01_gradients_of_strided_operands_are_bitwise(self, device: str, layout: str) -> None:
-        for dtype in self.lab.float_dtypes:
-            expected = self._gradient_over(LAYOUTS[layout].of(self.lab, dtype, device), None)
-            for policy in (StoreIn(Memory()), Compress(min_ratio=1)):
-                got = self._gradient_over(LAYOUTS[layout].of(self.lab, dtype, device), policy)
-                assert_same_bits(got, expected, f"gradient over a {layout} {dtype} operand under {policy!r}")
+    def test_line01_gradients_of_strided_operands_are_bitwise(self, lab: Lab, layout: str) -> None:
+        for dtype in lab.float_dtypes:
+            gradients = []
+            for policy in (None, StoreIn(Memory()), Compress(min_ratio=1)):
+                operand = LAYOUTS[layout].of(lab, dtype)
+                finite = float_bits(floats(*lab.layout(operand).shape).astype("float64"), dtype)
+                leaf = lab.tensor(finite, dtype, requires_grad=True)
+                with self.scope(policy):
+                    loss = lab.sum(lab.mul(operand, leaf))
+                lab.backward(loss)
+                gradients.append(lab.gradient(leaf))
+                assert_same_bits(gradients[-1], gradients[0], f"over a {layout} {dtype} operand under {policy!r}")
 
-    def test_line01_parameters_after_training_are_bitwise_equal(self, device: str, tmp_path: Path) -> None:
-        expected = training(self.lab, device)
-        for name, policy in lossless_policies(tmp_path).items():
-            stash = self.stash(policy)
-            with warnings.catch_warnings():
-                # CpuOffload rightly does nothing for tensors in host memory.
-                warnings.filterwarnings("ignore", "nothing was stashed", TensorStashWarning)
-                got = training(self.lab, device, partial(settled, stash))
-            assert_same_arrays(got, expected, f"training under {name}")
-
-    def test_line01_what_is_made_again_is_bitwise_what_was_saved(self, device: str, tmp_path: Path) -> None:
-        lab = self.lab
-        programs = {"attention": attention(lab, device), "gated": gated(lab, device)}
+    def test_line01_what_is_made_again_is_bitwise_what_was_saved(self, lab: Lab, tmp_path: Path) -> None:
+        expected = gated(lab)
         for name, policy in recomputing_policies(lab, tmp_path).items():
             stash = self.stash(policy)
-            for step in range(2):
-                for enter in (partial(settled, stash), lambda stash=stash: stash):
-                    got = attention(lab, device, scope=enter)
-                    assert_same_arrays(got, programs["attention"], f"attention under {name}, step {step}")
-                    got = gated(lab, device, enter)
-                    assert_same_arrays(got, programs["gated"], f"a gate under {name}, step {step}")
+            for enter in (partial(settled, stash), lambda stash=stash: stash) * 2:
+                assert_same_arrays(gated(lab, enter), expected, f"a gate under {name}")
             stats = stash.stats()
             assert "mul" in stats.recomputed, f"nothing was made again under {name}: {stats}"
             assert not stats.refused, f"a recipe did not give the saved bits under {name}: {stats.refused}"
 
-    def test_line01_what_is_made_again_widens_no_error(self, device: str) -> None:
-        lab = self.lab
+    def test_line01_what_is_made_again_widens_no_error(self, lab: Lab) -> None:
         lossy = Quantize(bits=8) | StoreIn(Memory())
-        expected = gated(lab, device, partial(self.scope, lossy))
+        expected = gated(lab, partial(self.scope, lossy))
         for _ in recomputing_policies(lab):
-            got = gated(lab, device, partial(self.scope, Recompute() | lossy))
+            got = gated(lab, partial(self.scope, Recompute() | lossy))
             assert_same_arrays(got, expected, "gradients under Recompute() | Quantize(8)")
 
-    def test_line01_the_random_state_of_the_user_is_untouched(self, device: str, tmp_path: Path) -> None:
-        lab = self.lab
+    def test_line01_the_random_state_of_the_user_is_untouched(self, lab: Lab, tmp_path: Path) -> None:
         lab.seed(5)
-        attention(lab, device)
+        attention(lab)
         expected = lab.draw()
         policies = lossless_policies(tmp_path), lossy_policies(tmp_path), recomputing_policies(lab, tmp_path)
         for name, policy in (item for each in policies for item in each.items()):
             lab.seed(5)
-            attention(lab, device, scope=partial(self.stash, policy))
+            attention(lab, scope=partial(self.stash, policy))
             assert lab.draw() == expected, f"{name} has drawn from the user's random state"
 
-    def test_line01_a_lossy_codec_keeps_its_bound(self, device: str, tmp_path: Path) -> None:
-        lab = self.lab
+    def test_line01_a_lossy_codec_keeps_its_bound(self, lab: Lab, tmp_path: Path) -> None:
         for dtype in ("float32", "float64"):
             values = floats(6, 40, dtype=dtype) * np.array([[1], [1e-3], [1e3], [0], [1e-30], [7]], dtype)
-            tensor = lab.tensor(values, device=device)
+            tensor = lab.tensor(values)
             spec = lab.backend.spec(tensor).dense()
             for name, policy in lossy_policies(tmp_path).items():
                 codec = next(codec for codec in policy.plan(spec).codecs if not codec.lossless)
                 assert isinstance(codec, SupportsErrorBound), f"{codec!r} is lossy and states no bound"
-                got = self._came_back(values, policy, device)
+                got = self._came_back(values, policy, lab)
                 error = np.abs(got.astype("float64") - values.astype("float64"))
                 bound = codec.error_bound(values, spec)
                 assert np.all(error <= bound), f"{name}, {dtype}: an error of {error.max()} exceeds the bound"
                 assert np.any(error > 0), f"{name}, {dtype}: nothing was encoded"
 
-    def test_line01_lossy_policies_never_touch_integers(self, device: str, tmp_path: Path) -> None:
-        lab = self.lab
+    def test_line01_lossy_policies_never_touch_integers(self, lab: Lab, tmp_path: Path) -> None:
         for name, policy in lossy_policies(tmp_path).items():
             for dtype in (d for d in lab.dtypes if d == "bool" or "int" in d):
                 bits = pattern(dtype, 300)
-                got = self._through(lab.tensor(bits, dtype, device=device), policy)
-                assert_same_bits(got, bits, f"{dtype} under {name}")
+                with self.scope(policy) as session:
+                    handle = session.pack(lab.tensor(bits, dtype))
+                assert_same_bits(lab.bits(session.unpack(handle)), bits, f"{dtype} under {name}")
 
-    def test_line01_rows_chosen_by_a_stashed_index_are_the_same(self, device: str) -> None:
-        lab = self.lab
-        gradients = []
-        for policy in (None, Quantize(bits=2) | StoreIn(Memory())):
-            table = lab.parameter(floats(7, 4), device=device)
-            index = lab.tensor(np.array([6, 1, 1, 5]), device=device)
-            with self.scope(policy):
-                loss = lab.sum(lab.gather(table, index))
-            lab.backward(loss)
-            gradients.append(lab.gradient(table))
-        assert_same_bits(gradients[1], gradients[0], "gradient of gathered rows")
-
-    def _gradient_over(self, operand: Tensor, policy: HookPolicy | None) -> Array:
-        lab = self.lab
-        layout = lab.layout(operand)
-        finite = floats(*layout.shape, seed=3).astype("float64")
-        bits = lab.bits(operand)
-        leaf = lab.tensor(float_bits(finite, layout.dtype), layout.dtype, device=layout.device, requires_grad=True)
-        with self.scope(policy):
-            loss = lab.sum(lab.mul(operand, leaf))
-        assert_same_bits(lab.bits(operand), bits, "the user's tensor after packing")
-        lab.backward(loss)
-        return lab.gradient(leaf)
-
-    def _came_back(self, values: Array, policy: HookPolicy, device: str) -> Array:
+    def _came_back(self, values: Array, policy: HookPolicy, lab: Lab) -> Array:
         """Return a factor as a product gets it back, which nobody holds: the gradient of the other one."""
-        lab = self.lab
-        ones, others = (lab.tensor(np.ones_like(values), device=device, requires_grad=True) for _ in range(2))
+        ones, others = (lab.tensor(np.ones_like(values), requires_grad=True) for _ in range(2))
         with self.stash(policy):
             # The second product saves the first, which shows who reads the factor.
-            loss = lab.sum(lab.mul(lab.mul(ones, lab.tensor(values, device=device)), others))
+            loss = lab.sum(lab.mul(lab.mul(ones, lab.tensor(values)), others))
         lab.backward(loss)
         return lab.gradient(ones)
-
-    def _through(self, tensor: Tensor, policy: HookPolicy) -> Array:
-        with self.scope(policy) as session:
-            handle = session.pack(tensor)
-        return self.lab.bits(session.unpack(handle))
 
 
 class SameTensor(Harness):
     """Contract line 2."""
 
-    def test_line02_backward_sees_the_saved_bits_and_layout(self, device: str, layout: str, tmp_path: Path) -> None:
+    def test_line02_backward_sees_the_saved_bits_and_layout(self, lab: Lab, layout: str, tmp_path: Path) -> None:
         for policy in lossless_policies(tmp_path).values():
-            saved = [LAYOUTS[layout].of(self.lab, dtype, device) for dtype in self.lab.dtypes]
-            self._assert_observed_unchanged(saved, policy, device)
+            saved = [LAYOUTS[layout].of(lab, dtype) for dtype in lab.dtypes]
+            self._assert_observed_unchanged(saved, policy, lab)
 
-    def test_line02_nan_payloads_signed_zeros_and_subnormals_survive(self, device: str, tmp_path: Path) -> None:
-        names = [name for name in ("float16", "bfloat16", "float32", "float64") if name in self.lab.dtypes]
-        for policy in lossless_policies(tmp_path).values():
-            saved = [self.lab.tensor(special_values(name), name, device=device) for name in names]
-            self._assert_observed_unchanged(saved, policy, device)
-
-    def test_line02_lazy_flags_survive(self, device: str) -> None:
-        lab = self.lab
+    def test_line02_lazy_flags_survive(self, lab: Lab) -> None:
         values = floats(3, 4) + 1j * floats(3, 4, seed=1)
         for flags in [(), *((flag,) for flag in lab.flags), lab.flags]:
-            tensor = lab.transpose(lab.tensor(values.astype("complex64"), device=device))
+            tensor = lab.transpose(lab.tensor(values.astype("complex64")))
             for flag in flags:
                 tensor = lab.flagged(tensor, flag)
             assert lab.layout(tensor).flags == set(flags)
             for policy in (StoreIn(Memory()), Compress(min_ratio=1)):
-                self._assert_observed_unchanged([tensor], policy, device)
+                self._assert_observed_unchanged([tensor], policy, lab)
 
-    def test_line02_requires_grad_comes_back_as_the_framework_expects(self, device: str) -> None:
-        lab = self.lab
+    def test_line02_requires_grad_comes_back_as_the_framework_expects(self, lab: Lab) -> None:
         seen: list[list[bool]] = []
         for policy in (None, StoreIn(Memory())):
-            leaf = lab.tensor(floats(4, 4), device=device, requires_grad=True)
+            leaf = lab.tensor(floats(4, 4), requires_grad=True)
             with self.scope(policy):
                 inner = lab.tanh(leaf)
-                plain = lab.tensor(floats(4, 4), device=device)
+                plain = lab.tensor(floats(4, 4))
                 loss = lab.sum(lab.observe(inner, [leaf, inner, plain], lambda got: seen.append(self._flags(got))))
             lab.backward(loss)
         assert seen[1] == seen[0], f"requires-grad of a leaf, a non-leaf and data is {seen[1]}, expected {seen[0]}"
 
-    def test_line02_every_unpack_is_fresh_private_and_writable(self, device: str, tmp_path: Path) -> None:
-        lab = self.lab
+    def test_line02_every_unpack_is_fresh_private_and_writable(self, lab: Lab, tmp_path: Path) -> None:
         for policy in (StoreIn(Memory()), Encode(Zstd()) | StoreIn(Memory()), DiskSpill(tmp_path)):
-            source = lab.tensor(floats(5, 4), device=device)
+            source = lab.tensor(floats(5, 4))
             bits = lab.bits(source)
             with self.scope(policy) as session:
                 handle = session.pack(source)
@@ -210,9 +159,8 @@ class SameTensor(Harness):
             assert_same_bits(lab.bits(session.unpack(handle)), bits, f"third unpack under {policy!r}")
             assert_same_bits(lab.bits(source), bits, f"the user's tensor under {policy!r}")
 
-    def test_line02_only_the_elements_of_a_view_are_stored(self, device: str) -> None:
-        lab = self.lab
-        buffer = lab.tensor(floats(1000), device=device)
+    def test_line02_only_the_elements_of_a_view_are_stored(self, lab: Lab) -> None:
+        buffer = lab.tensor(floats(1000))
         with self.scope(StoreIn(Memory())) as session:
             handle = session.pack(lab.rows(buffer, 100, 110))
         assert session.stats().live.nbytes == 40
@@ -221,15 +169,14 @@ class SameTensor(Harness):
     def _flags(self, tensors: Sequence[Tensor]) -> list[bool]:
         return [self.lab.requires_grad(tensor) for tensor in tensors]
 
-    def _assert_observed_unchanged(self, saved: Sequence[Tensor], policy: HookPolicy, device: str) -> None:
-        lab = self.lab
+    def _assert_observed_unchanged(self, saved: Sequence[Tensor], policy: HookPolicy, lab: Lab) -> None:
         expected = [(lab.bits(tensor), lab.layout(tensor)) for tensor in saved]
         observed: list[tuple[Array, Layout]] = []
 
         def look(unpacked: Sequence[Tensor]) -> None:
             observed.extend((lab.bits(tensor), lab.layout(tensor)) for tensor in unpacked)
 
-        leaf = lab.tensor(floats(2), device=device, requires_grad=True)
+        leaf = lab.tensor(floats(2), requires_grad=True)
         with self.scope(policy):
             loss = lab.sum(lab.observe(leaf, saved, look))
         lab.backward(loss)
@@ -240,16 +187,12 @@ class SameTensor(Harness):
             assert_same_bits(bits, expected_bits, case)
 
 
-POLICIES = (Keep(), StoreIn(Memory()), Compress(min_ratio=1))
-
-
 class AnyOrderAnyNumber(Harness):
     """Contract line 3."""
 
-    def test_line03_handles_unpack_in_any_order_and_number_on_any_thread(self, device: str) -> None:
-        lab = self.lab
+    def test_line03_handles_unpack_in_any_order_and_number_on_any_thread(self, lab: Lab) -> None:
         for policy in POLICIES:
-            tensors = [lab.transpose(lab.tensor(floats(3, n, seed=n), device=device)) for n in range(1, 13)]
+            tensors = [lab.transpose(lab.tensor(floats(3, n, seed=n))) for n in range(1, 13)]
             expected = [(lab.bits(tensor), lab.layout(tensor)) for tensor in tensors]
             with self.scope(policy) as session:
                 handles = [session.pack(tensor) for tensor in tensors]
@@ -265,35 +208,21 @@ class AnyOrderAnyNumber(Harness):
                     assert layout == expected[n][1]
 
     @pytest.mark.parametrize("way", ["inside of the scope", "on another thread", "twice"])
-    def test_line03_backward_runs_anywhere_and_again(self, device: str, way: str) -> None:
-        expected = self._cubes(device, None, way)
+    def test_line03_backward_runs_anywhere_and_again(self, lab: Lab, way: str) -> None:
+        expected = self._cubes(lab, None, way)
         for policy in POLICIES:
-            assert_same_bits(self._cubes(device, policy, way), expected, f"backward {way} under {policy!r}")
+            assert_same_bits(self._cubes(lab, policy, way), expected, f"backward {way} under {policy!r}")
 
-    def test_line03_double_backward(self, device: str) -> None:
-        expected = self._second_derivative(device, None, inside=False)
+    def test_line03_double_backward(self, lab: Lab) -> None:
+        expected = self._second_derivative(lab, None, inside=False)
         for policy in POLICIES:
             for inside in (False, True):
-                got = self._second_derivative(device, policy, inside)
+                got = self._second_derivative(lab, policy, inside)
                 where = "inside" if inside else "after"
                 assert_same_bits(got, expected, f"second derivative, taken {where} the scope of {policy!r}")
 
-    def test_line03_a_tensor_nobody_asks_for_is_no_trouble(self, device: str) -> None:
-        lab = self.lab
-        for policy in POLICIES:
-            leaf, inner = square(lab, device)
-            with self.scope(policy) as session:
-                used = lab.sum(lab.mul(inner, inner))
-                unused = lab.sum(lab.exp(inner))
-            lab.backward(used)
-            del unused
-            expected = (lab.bits(inner) * 2).astype("float32")
-            assert_same_bits(lab.gradient(leaf), expected, f"gradient of the used branch under {policy!r}")
-            assert session.stats().seen.tensors == 3
-
-    def _cubes(self, device: str, policy: Any, way: str) -> Any:
-        lab = self.lab
-        leaf, inner = square(lab, device)
+    def _cubes(self, lab: Lab, policy: Any, way: str) -> Any:
+        leaf, inner = square(lab)
         with self.scope(policy):
             loss = lab.sum(lab.mul(lab.mul(inner, inner), lab.tanh(inner)))
             if way == "inside of the scope":
@@ -306,9 +235,8 @@ class AnyOrderAnyNumber(Harness):
             lab.backward(loss)
         return lab.gradient(leaf)
 
-    def _second_derivative(self, device: str, policy: Any, inside: bool) -> Any:
-        lab = self.lab
-        leaf, inner = square(lab, device)
+    def _second_derivative(self, lab: Lab, policy: Any, inside: bool) -> Any:
+        leaf, inner = square(lab)
 
         def differentiate(output: Tensor) -> Tensor:
             (first,) = lab.grad(output, [leaf], create_graph=True)

@@ -30,12 +30,10 @@ class PaddleLab(Lab):
         has_gpu = paddle.device.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
         self.devices = ("cpu", "gpu:0") if has_gpu else ("cpu",)
 
-    def tensor(
-        self, bits: Array, dtype: str | None = None, *, device: str = "cpu", requires_grad: bool = False
-    ) -> Tensor:
+    def tensor(self, bits: Array, dtype: str | None = None, *, requires_grad: bool = False) -> Tensor:
         name = dtype or bits.dtype.name
         carrier = _SIGNED.get(bits.dtype.name, bits.dtype.name)
-        tensor = paddle.to_tensor(bits.copy(order="C").view(carrier), place=_place(device))
+        tensor = paddle.to_tensor(bits.copy(order="C").view(carrier), place=_place(self.device))
         if str(tensor.dtype) != f"paddle.{name}":
             element = getattr(paddle, name)
             tensor = tensor.view(element) if tensor.ndim else tensor.reshape([1]).view(element).reshape([])
@@ -43,17 +41,17 @@ class PaddleLab(Lab):
         tensor.stop_gradient = not requires_grad
         return tensor
 
-    def parameter(self, values: Array, *, device: str = "cpu", trainable: bool = True) -> Tensor:
+    def parameter(self, values: Array, *, trainable: bool = True) -> Tensor:
         parameter = paddle.create_parameter(list(values.shape), getattr(paddle, values.dtype.name))
-        parameter.set_value(self.tensor(values, device=device))
+        parameter.set_value(self.tensor(values))
         parameter.stop_gradient = not trainable
         return parameter
 
-    def model(self, *, device: str = "cpu") -> paddle.nn.Layer:
+    def model(self) -> paddle.nn.Layer:
         layers = ("first", paddle.nn.Linear(8, 16)), ("act", paddle.nn.Tanh()), ("last", paddle.nn.Linear(16, 4))
         model = paddle.nn.Sequential(*layers)
         for parameter in model.parameters():
-            parameter.set_value(self.tensor(floats(*parameter.shape), device=device))
+            parameter.set_value(self.tensor(floats(*parameter.shape)))
         return model
 
     def bits(self, tensor: Tensor) -> Array:

@@ -7,7 +7,7 @@ import numpy as np
 
 from tensorstash import reference
 from tensorstash.host.arrays import Array, aligned_empty, as_bytes
-from tensorstash.reference import Parameter, PyLayer, Tensor
+from tensorstash.reference import Node, Parameter, SavedTensor, Tensor
 from tensorstash.spec import contiguous_strides
 from tensorstash.testing.lab import Lab, Layout, Sink
 from tensorstash.testing.layouts import floats
@@ -22,25 +22,23 @@ class ReferenceLab(Lab):
     dtypes = tuple(reference.DTYPES)
     float_dtypes = ("float16", "bfloat16", "float32", "float64")
 
-    def tensor(
-        self, bits: Array, dtype: str | None = None, *, device: str = "cpu", requires_grad: bool = False
-    ) -> Tensor:
+    def tensor(self, bits: Array, dtype: str | None = None, *, requires_grad: bool = False) -> Tensor:
         bits = np.asarray(bits, order="C")
         memory = aligned_empty(bits.nbytes)
         memory[...] = as_bytes(bits)
         tensor = reference.from_buffer(
-            memory, bits.shape, contiguous_strides(bits.shape), 0, dtype or bits.dtype.name, device
+            memory, bits.shape, contiguous_strides(bits.shape), 0, dtype or bits.dtype.name, self.device
         )
         return tensor.requires_grad_(requires_grad)
 
-    def parameter(self, values: Array, *, device: str = "cpu", trainable: bool = True) -> Parameter:
-        return Parameter(self.tensor(values, device=device), requires_grad=trainable)
+    def parameter(self, values: Array, *, trainable: bool = True) -> Parameter:
+        return Parameter(self.tensor(values), requires_grad=trainable)
 
-    def model(self, *, device: str = "cpu") -> reference.nn.Module:
-        model = _Model()
+    def model(self) -> reference.nn.Module:
+        model = _Model(self.device)
         for parameter in model.parameters():
-            parameter.carriers()[...] = floats(*parameter.shape)
-        return model.to(device)
+            parameter.storage.write(parameter.layout, parameter.dtype, floats(*parameter.shape))
+        return model
 
     def bits(self, tensor: Tensor) -> Array:
         return tensor.host_bits()
@@ -64,8 +62,7 @@ class ReferenceLab(Lab):
         return tensor.split(size, axis)
 
     def observe(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> Tensor:
-        observed: Tensor = _Observe.apply(tensor, sink, *saved)
-        return observed
+        return tensor.detach().clone().alias(_Observe(tensor, saved, sink))
 
     def add_(self, tensor: Tensor, value: float) -> None:
         # The engine writes through a view only where nothing is recorded.
@@ -77,25 +74,26 @@ class ReferenceLab(Lab):
 
 
 class _Model(reference.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
         generator = np.random.default_rng(0)
-        self.first = reference.nn.Linear(8, 16, generator=generator)
-        self.last = reference.nn.Linear(16, 4, generator=generator)
+        self.first = reference.nn.Linear(8, 16, generator=generator, device=device)
+        self.last = reference.nn.Linear(16, 4, generator=generator, device=device)
 
     def forward(self, inputs: Tensor) -> Tensor:
         out: Tensor = self.last(self.first(inputs).tanh())
         return out
 
 
-class _Observe(PyLayer):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, sink: Sink, *saved: Tensor) -> Tensor:
-        ctx.sink = sink
-        ctx.count = 1 + len(saved)
-        ctx.save_for_backward(*saved)
-        return tensor.clone()
+class _Observe(Node[Tensor]):
+    def __init__(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> None:
+        super().__init__([tensor.node])
+        self._saved = [SavedTensor(each) for each in saved]
+        self._sink = sink
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.sink(ctx.saved_tensor())
-        return gradient, *([None] * (ctx.count - 1))
+    def apply(self, gradient: Tensor) -> Sequence[Tensor]:
+        self._sink([each.unpack(self) for each in self._saved])
+        return [gradient]
+
+    def release(self) -> None:
+        for each in self._saved:
+            each.release()

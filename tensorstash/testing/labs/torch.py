@@ -14,43 +14,37 @@ from tensorstash.testing.layouts import floats
 
 
 class TorchLab(Lab):
-    """PyTorch on the CPU and, where there is one, on the first device of an accelerator.
-
-    Args:
-        devices: others than these two.
-    """
+    """PyTorch on the CPU and, where there is one, on the first device of an accelerator."""
 
     name: ClassVar[str] = "torch"
     framework: ClassVar[Any] = torch.autograd
     flags = ("conj", "neg")
     reverses = False
 
-    def __init__(self, devices: tuple[str, ...] | None = None) -> None:
+    def __init__(self) -> None:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
-        self.devices = devices or (("cpu",) if accelerator is None else ("cpu", f"{accelerator.type}:0"))
+        self.devices = ("cpu",) if accelerator is None else ("cpu", f"{accelerator.type}:0")
         self.dtypes = tuple(name for name in DTYPES if hasattr(torch, name))
         self.float_dtypes = ("float16", "bfloat16", "float32", "float64")
 
-    def tensor(
-        self, bits: Array, dtype: str | None = None, *, device: str = "cpu", requires_grad: bool = False
-    ) -> Tensor:
-        carrier = torch.from_numpy(bits.copy(order="C")).clone().to(device)  # in memory of PyTorch's own
+    def tensor(self, bits: Array, dtype: str | None = None, *, requires_grad: bool = False) -> Tensor:
+        carrier = torch.from_numpy(bits.copy(order="C")).clone().to(self.device)  # in memory of PyTorch's own
         tensor = carrier.view(getattr(torch, dtype)) if dtype not in (None, bits.dtype.name) else carrier
         return tensor.requires_grad_(requires_grad)
 
-    def parameter(self, values: Array, *, device: str = "cpu", trainable: bool = True) -> Tensor:
-        return torch.nn.Parameter(self.tensor(values, device=device), requires_grad=trainable)
+    def parameter(self, values: Array, *, trainable: bool = True) -> Tensor:
+        return torch.nn.Parameter(self.tensor(values), requires_grad=trainable)
 
-    def model(self, *, device: str = "cpu") -> torch.nn.Module:
+    def model(self) -> torch.nn.Module:
         layers = OrderedDict(first=torch.nn.Linear(8, 16), act=torch.nn.Tanh(), last=torch.nn.Linear(16, 4))
-        model = torch.nn.Sequential(layers).to(device)
+        model = torch.nn.Sequential(layers).to(self.device)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(self.tensor(floats(*parameter.shape)))
         return model
 
-    def unstashable(self, device: str) -> Mapping[str, Tensor]:
-        dense = self.tensor(floats(4, 4), device=device)
+    def unstashable(self) -> Mapping[str, Tensor]:
+        dense = self.tensor(floats(4, 4))
         return {
             "sparse": dense.to_sparse(),
             "subclass": dense.as_subclass(_Tagged),

@@ -17,12 +17,12 @@ class Tagged(Tensor):
 class OnADevice(TorchLab):
     """The simulated device, which has no sparse tensors."""
 
-    def unstashable(self, device: str) -> Mapping[str, Tensor]:
+    def unstashable(self) -> Mapping[str, Tensor]:
         return {
-            "subclass": self.tensor(floats(4, 4), device=device).as_subclass(Tagged),
+            "subclass": self.tensor(floats(4, 4)).as_subclass(Tagged),
             "without memory": torch.empty(4, 4, device="meta"),
         }
 
 
 class TestTorchOnADevice(BackendSuite):
-    lab = OnADevice(("sim:0",))
+    lab = OnADevice().on("sim:0")

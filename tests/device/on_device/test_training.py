@@ -17,7 +17,7 @@ from tensorstash.backends import backend_named
 from tensorstash.errors import SavedTensorModifiedError, TensorStashWarning
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.stores.memory import Memory
-from tensorstash.testing.faults import Gate, Gated
+from tensorstash.testing.faults import Watched
 from tests.device.models import MODELS, Attention, gradients, made
 from tests.device.simulated import TO_HOST, WAITED, Simulated
 from tests.samples import IS_LONG, pairwise
@@ -338,7 +338,7 @@ def test_what_is_modified_before_its_copy_is_refused(device: Simulated) -> None:
 
 
 def test_what_has_crossed_and_is_not_stored_yet_has_the_loss_of_what_is_stored(device: Simulated) -> None:
-    values, gate = torch.randn(6, 40), Gate()
+    values, gate = torch.randn(6, 40), Watched(held_s=10.0)
 
     def gradient(policy: HookPolicy, limits: ts.Limits) -> Tensor:
         one, other = (torch.ones(6, 40).to("sim").requires_grad_() for _ in range(2))
@@ -350,8 +350,8 @@ def test_what_has_crossed_and_is_not_stored_yet_has_the_loss_of_what_is_stored(d
         return one.grad.cpu()
 
     stored = gradient(ts.Quantize(bits=4) | ts.StoreIn(Memory()), ts.Limits(in_flight=0, ahead=0))
-    crossed = gradient(ts.Quantize(bits=4) | ts.StoreIn(Gated(gate=gate)), ts.Limits())
-    gate.open()
+    crossed = gradient(ts.Quantize(bits=4) | ts.StoreIn(gate), ts.Limits())
+    gate.let_go()
     assert torch.equal(crossed, stored)
     assert not torch.equal(stored, values)
 
