@@ -78,8 +78,7 @@ class Store(Protocol):
     """A place of payloads. Thread-safe.
 
     A store that proves on its own that ``get`` returns the bytes that were put says so by ``verifies = True``; for all
-    others the engine keeps a checksum of each payload. One that verifies, retains, and looks at no byte may say so by
-    ``takes_pending = True``: it may then be given arrays that a device is still writing to.
+    others the engine keeps a checksum of each payload.
     """
 
     retains: ClassVar[bool]

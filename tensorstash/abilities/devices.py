@@ -1,5 +1,6 @@
 """Abilities of devices: codecs that run where the tensor is, and copies beside the computation."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -116,22 +117,22 @@ class Streams(Protocol[T]):
     def empty(self, spec: TensorSpec, /) -> T:
         """Return an uninitialised, contiguous, detached tensor for work of the device's current stream."""
 
-    def copy_out(self, source: T, target: Array, stream: Any, /) -> None:
-        """Submit to ``stream`` a copy of a contiguous tensor into host memory.
+    def copy_out(self, sources: Sequence[T], targets: Sequence[Array], stream: Any, /) -> None:
+        """Submit to ``stream`` copies of contiguous tensors into host memory.
 
-        Neither is kept alive for it. It may wait for the copy where ``target`` is not page-locked.
+        Nothing is kept alive for them. It may wait for a copy whose target is not page-locked.
 
         Args:
-            source: of any type.
-            target: as many writable bytes, one-dimensional ``uint8``.
-            stream: a :class:`Stream` of the tensor's device, as this object gives them.
+            sources: of any type, on one device.
+            targets: for each as many writable bytes, one-dimensional ``uint8``.
+            stream: a :class:`Stream` of the device, as this object gives them.
         """
 
-    def copy_in(self, source: Array, target: T, stream: Any, /) -> None:
-        """Submit to ``stream`` a copy of host memory into a contiguous tensor; as :meth:`copy_out`, the other way."""
+    def copy_in(self, sources: Sequence[Array], targets: Sequence[T], stream: Any, /) -> None:
+        """Submit to ``stream`` copies of host memory into contiguous tensors; as :meth:`copy_out`, the other way."""
 
-    def use_in(self, tensor: T, stream: Any, /) -> None:
-        """Let the tensor's memory, once it is freed, wait for the work that ``stream`` has by then.
+    def use_in(self, tensors: Sequence[T], stream: Any, /) -> None:
+        """Let the memory of tensors, once it is freed, wait for the work that ``stream`` has by then.
 
         Does nothing for the stream that the memory belongs to.
         """

@@ -176,9 +176,9 @@ class Border:
 
     def _bytes_per_s(self, stats: Stats, device: str, most_bytes: int) -> float:
         seconds = sum(stage.seconds_in for stage in stats.stages.values())
-        rate = next(iter(stats.stages.values())).bytes_in / seconds if seconds else 0.0
+        rates = [next(iter(stats.stages.values())).bytes_in / seconds] if seconds else []
         if self._streams is not None and self._streams.current_stream(device) is not None:
             if not self._link_bytes_per_s:
                 self._link_bytes_per_s = bytes_per_s(self._streams, device, min(most_bytes, PROBE_BYTES))
-            rate = min(rate, self._link_bytes_per_s)
-        return rate
+            rates.append(self._link_bytes_per_s)
+        return min(rates, default=0.0)

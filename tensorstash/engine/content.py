@@ -66,7 +66,7 @@ class Content:
 
     __slots__ = (
         "__weakref__", "_ahead", "_data", "_error", "_is_alone", "_lease", "_loading", "_lock", "_probe",
-        "_readers", "_rebuilt", "_stored", "_uses", "_version", "alias", "index", "is_private",
+        "_readers", "_rebuilt", "_stored", "_stream", "_transfers", "_uses", "_version", "alias", "index", "is_private",
         "is_quick", "loaded_nbytes", "loses", "nbytes", "place", "reading", "record", "span", "spec", "state", "token",
         "users",
     )  # fmt: skip
@@ -99,6 +99,8 @@ class Content:
         self.nbytes = place.spec.nbytes
         """Bytes of the content, before encoding."""
         self.token, self.index, self.record, self.reading = token, index, record, reading
+        self._transfers = transfers = place.transfers
+        self._stream = None if transfers is None else transfers.compute(spec.device)
         self._version = version
         self._probe = probe
         self.is_private = probe is not None
@@ -106,7 +108,7 @@ class Content:
         self._is_alone = not self.is_private
         self.loses = self.is_private and not place.is_lossless
         """Whether it comes back with a loss. Until its readers have decided that, its source comes back as it is."""
-        self.is_quick = place.tier == "memory"
+        self.is_quick = place.tier == "memory" and not self.is_streamed
         """Whether loading takes hardly longer than decoding: the bytes are in host memory, or few."""
         self.users, self._uses = 1, 0
         self._ahead, self._readers = ahead, readers
@@ -164,8 +166,9 @@ class Content:
 
     def _keep(self, stored: Stored) -> State:
         self._stored = stored
-        self.is_quick = not self.is_streamed and (self.is_quick or stored.nbytes * _FEW <= self.nbytes)
-        left_bytes = self.place.ledger.stored(stored, self.place.tier, stored.nbytes, stored.seconds, self.spec)
+        self.is_quick |= not self.is_streamed and stored.nbytes * _FEW <= self.nbytes
+        payload = stored, stored.nbytes, self.spec
+        left_bytes = self.place.ledger.stored(self.place.tier, [payload], stored.seconds)
         if self.record is not None:
             self.record.was_stored(left_bytes)
         return State.STORED
@@ -262,9 +265,12 @@ class Content:
                 self._loading = None
                 self._let_go()
 
-    def prefetch_to_device(self) -> bool:
-        """Start bringing it back to its device; return False to look no further ahead for now."""
-        return True
+    def prefetch_to_device(self, group: list[Any], room_bytes: int) -> int | None:
+        """Join a group that is about to be brought back to its device; return the bytes that are left for others.
+
+        None means to look no further ahead.
+        """
+        return room_bytes
 
     def restore(self, spec: TensorSpec) -> Any:
         """Return a tensor of the given layout that the graph does not know yet.

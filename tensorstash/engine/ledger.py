@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from types import MappingProxyType
@@ -74,37 +74,36 @@ class Ledger:
         """Bytes of all tensors whose content went through the plan so far."""
         return _tally(self.stashed).nbytes
 
-    def stored(self, owner: object, tier: str, payload_bytes: int, seconds: float, spec: TensorSpec) -> int:
-        """Count a payload that was put into ``tier``.
+    def stored(self, tier: str, payloads: Sequence[tuple[object, int, TensorSpec]], seconds: float = 0.0) -> int:
+        """Count payloads that were put into ``tier``.
 
         Args:
-            owner: lives as long as it exists.
-            tier: where it is.
-            payload_bytes: its size.
+            tier: where they are.
+            payloads: for each an object that lives as long as it exists, its bytes, and the spec of its tensor.
             seconds: that it took.
-            spec: of its tensor.
 
         Returns:
-            Bytes that it takes in the memory that the tensor was in.
+            Bytes that they take in the memory that the tensors were in.
         """
-        is_same_memory = tier == ("memory" if spec.device == "cpu" else "device")
-        left_bytes = payload_bytes if is_same_memory else 0
-        entry = ref(owner, self._returned)
+        all_left_bytes = 0
         with self.lock:
             live = self.live
             if self.gone:
                 self._settle()
-            self._entries[entry] = tier, payload_bytes
-            self.saved_bytes += spec.nbytes - left_bytes
             numbers = self._tiers.get(tier) or self._tiers.setdefault(tier, _no_numbers())
-            numbers[0] += 1
-            numbers[1] += payload_bytes
-            numbers[2] += payload_bytes
+            for owner, payload_bytes, spec in payloads:
+                self._entries[ref(owner, self._returned)] = tier, payload_bytes
+                left_bytes = payload_bytes if tier == ("memory" if spec.device == "cpu" else "device") else 0
+                all_left_bytes += left_bytes
+                self.saved_bytes += spec.nbytes - left_bytes
+                numbers[0] += 1
+                numbers[1] += payload_bytes
+                numbers[2] += payload_bytes
+                live[tier] += payload_bytes
             numbers[3] += seconds
-            live[tier] += payload_bytes
             self._peaks[tier] = max(self._peaks[tier], live[tier])
             self._peak = max(self._peak, sum(live.values()))
-        return left_bytes
+        return all_left_bytes
 
     def stage(self, name: str) -> Numbers:
         """Return the numbers of all stages of a name, to which :meth:`add` adds."""

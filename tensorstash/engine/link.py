@@ -33,7 +33,7 @@ def bytes_per_s(streams: Streams[Any], device: str, nbytes: int) -> float:
     side.wait_event(streams.recorded(compute))
     streams.recorded(side).synchronize()
     begin = perf_counter()
-    streams.copy_out(source, pages, side)
+    streams.copy_out([source], [pages], side)
     streams.recorded(side).synchronize()
     return nbytes / (perf_counter() - begin)
 

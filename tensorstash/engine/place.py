@@ -16,14 +16,13 @@ from tensorstash.abilities import Backend, Layouts, SupportsGraph, SupportsShare
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.shared_span import SharedSpan
 from tensorstash.engine.stages import device_stages, host_stages
-from tensorstash.engine.transfer import Transfer
 from tensorstash.engine.transfers import Transfers
 from tensorstash.errors import CorruptDataError, StashError, StoreError
 from tensorstash.host.arrays import Array, adopted, as_bytes, borrowed, copied, is_private
 from tensorstash.host.checksum import checksum
 from tensorstash.policies.plan import Plan
 from tensorstash.protocols import Slot, Store, StoreConfig
-from tensorstash.spec import TensorSpec
+from tensorstash.spec import TensorSpec, contiguous_strides
 from tensorstash.stores.memory import Memory
 
 D = TypeVar("D")
@@ -121,12 +120,14 @@ class Place:
         self.may_be_now = are_quick and self.tier == "memory" and not has_streams
         """Whether its codecs are quick and the payload stays in host memory, so that they may run in the hooks."""
         self.is_now = self.may_be_now and self.spec.nbytes <= _SHORT_BYTES  # as a small tensor's always do
-        # With streams nothing may need the bytes themselves, and not just the memory that they arrive in.
-        takes_pending = self.is_at_hand or (not stages and getattr(store, "takes_pending", False))
-        self.needs_worker = not (has_streams and takes_pending)
+        # With streams the memory that bytes arrive in is the payload where nothing limits it and no codec needs them.
+        self.needs_worker = not (has_streams and (self.is_at_hand or (not stages and config == Memory())))
         """Whether there is work behind the launch, or all of it."""
         self.shares_source = has_streams and not kernels and spec.order.is_dense
         """Whether the tensor's own memory is transferred."""
+        is_bare = spec.strides == contiguous_strides(spec.shape) and not spec.conj and not spec.neg
+        self.is_plain = self.shares_source and is_bare
+        """Whether it is transferred as it is."""
         self.loses_on_host = not all(codec.lossless for codec in codecs)
         """Whether a codec that runs after the transfer loses something."""
         is_shared = not backend.backward_writes and isinstance(backend, SupportsSharedMemory)
@@ -180,15 +181,6 @@ class Place:
     def stored_here(self, launched: Any) -> Stored:
         """Return a payload that stays on its device, and is its own slot."""
         return Stored(None, launched, self.backend.nbytes(launched))
-
-    def stored_at_once(self, flight: Transfer) -> Stored:
-        """Return a stored payload whose bytes may still be arriving."""
-        array, started = flight.array, perf_counter()
-        try:
-            slot = self.store.put(array)
-        except StashError as error:
-            raise error.at(self.label) from error
-        return Stored(self.store, slot, array.nbytes, None, perf_counter() - started)
 
     def store_transferred(self, array: Array) -> Stored:
         """Run the codecs of the host on a result of :meth:`launch`, which is this place's now; see :meth:`capture`."""

@@ -3,6 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 from weakref import ref
 
 from tensorstash.engine.content import Content, State
@@ -122,11 +123,17 @@ class Prefetcher:
         """Start bringing the next expected contents back to their device."""
         with self._lock:
             expected, known = stretch.expected_next[TO_DEVICE], stretch.known
+            group: list[Any] = []
+            room_bytes: int | None = 0
             while expected:
                 content = known[expected[0]]() if expected[0] in known else None
-                if content is not None and not content.prefetch_to_device():
+                if content is not None and room_bytes is not None:
+                    room_bytes = content.prefetch_to_device(group, room_bytes)
+                if room_bytes is None:
                     break
                 expected.popleft()
+            if group:
+                group[0].bring(group)
 
     def learn(self, stretch: Stretch) -> None:
         """Remember the order in which the contents of a finished step were asked for."""

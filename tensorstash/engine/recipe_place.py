@@ -47,6 +47,7 @@ class RecipePlace:
 
     tier = "recipe"
     is_lossless = True
+    transfers = None
 
     def __init__(
         self,

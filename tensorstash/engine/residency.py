@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Hashable, Iterable
+from itertools import chain
 from operator import call
 from typing import Any
 from weakref import ref
@@ -11,6 +12,7 @@ from tensorstash.abilities import SupportsGraph
 from tensorstash.engine.content import Content
 from tensorstash.engine.ladder import Fate, Ladder
 from tensorstash.engine.stats import Tally
+from tensorstash.host.budget import Lease
 
 _LOOKS = 8
 """Memories that are looked at per saved tensor, of the newest and of the others in turn: each look costs a microsecond,
@@ -43,6 +45,10 @@ class Residency:
         self._ladder = ladder
         self._groups: dict[Hashable, list[ref[Content]]] = {}
         self._staying: deque[ref[Content]] = deque()
+        self._near: deque[tuple[ref[Lease], list[ref[Content]]]] = deque()
+        """The newest on devices, in groups that leave together, each with the bytes that it has taken."""
+        self._room_bytes = 0
+        """Of the last group."""
         self._alive: dict[ref[Content], int] = {}
         self._gone: deque[ref[Content]] = deque()
         self._used_bytes = 0
@@ -102,7 +108,7 @@ class Residency:
                     self._used_bytes += content.nbytes
                 self._has_streams = self._has_streams or content.is_streamed
             if self._ladder is None:
-                return self._beyond_the_newest(freed) if self._has_streams else freed
+                return self._beyond_the_newest(freed) if freed and self._has_streams else freed
             return self._beyond_the_limit(self._ladder, freed, is_early=not all_of_them)
 
     def clear(self) -> list[Any]:
@@ -118,8 +124,9 @@ class Residency:
                         content.is_held()
                 else:
                     self._groups[token] = group
-            cleared += _live(self._staying)
+            cleared += _live(chain(self._staying, *(group for _, group in self._near)))
             self._staying.clear()
+            self._near.clear()
             return cleared
 
     def may_give(self, content: Any) -> bool:
@@ -157,18 +164,33 @@ class Residency:
         """Return the freed contents that leave, and older ones in place of those that stay on their device."""
         leaving: list[Any] = []
         for content in freed:
-            stays = content.is_streamed and content.place.is_lossless
-            oldest: Any = None
-            while stays and not content.stay(oldest):
-                stays = bool(self._staying)
-                oldest = self._staying.popleft()() if stays else None
-                if oldest is not None:
-                    leaving.append(oldest)
-            if stays:
-                self._staying.append(ref(content))
-            else:
+            if not (content.is_streamed and content.place.is_lossless):
                 leaving.append(content)
+                continue
+            lease = self._near[-1][0]() if self._near and content.nbytes <= self._room_bytes else None
+            if lease is None:
+                lease = self._begun_group(content, leaving)
+            if lease is None:
+                leaving.append(content)
+            else:
+                self._room_bytes -= content.nbytes
+                self._near[-1][1].append(ref(content))
+                content.stay(lease)
         return leaving
+
+    def _begun_group(self, content: Any, leaving: list[Any]) -> Lease | None:
+        """Begin a group of the newest with a content, in place of the oldest groups, which leave as they are."""
+        near = content.near(content, ())
+        while near is None and self._near:
+            oldest = list(filter(None, map(call, self._near.popleft()[1])))
+            leaving += oldest
+            near = content.near(content, oldest)
+        if near is None:
+            return None
+        lease: Lease = near[0]
+        self._near.append((ref(lease), []))
+        self._room_bytes = near[1]
+        return lease
 
     def _beyond_the_limit(self, ladder: Ladder, freed: list[Any], *, is_early: bool) -> list[Any]:
         if self._gone:

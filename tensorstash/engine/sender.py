@@ -2,17 +2,21 @@
 
 from collections.abc import Iterable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 from weakref import ref
 
 from tensorstash.engine.content import Content
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import Places
+from tensorstash.engine.transfers import MOST_TOGETHER
 from tensorstash.errors import StoreError
 from tensorstash.host.budget import ByteBudget, Lease, Shares
 from tensorstash.host.pool import IDLE_BYTES, POOL
 from tensorstash.host.workers import Workers
 from tensorstash.policies.limits import AUTO, Limits
+
+_nbytes = attrgetter("nbytes")
 
 
 class Sender:
@@ -69,6 +73,8 @@ class Sender:
         Raises:
             StoreError: the store hangs, or refused a content too large for the budget.
         """
+        group: list[Any] = []
+        room_bytes = MOST_TOGETHER
         for content in contents:
             if content.is_recipe:  # nothing leaves: it is recomputed
                 content.capture()
@@ -77,7 +83,11 @@ class Sender:
                 continue
             place, nbytes = content.place, content.nbytes
             if not place.needs_worker:
-                content.launch()
+                if group and (content.spec.device != group[0].spec.device or room_bytes < nbytes):
+                    self._launch(group)
+                    group, room_bytes = [], MOST_TOGETHER
+                group.append(content)
+                room_bytes -= nbytes
                 continue
             limit = self.in_flight.limit
             if nbytes > limit or place.is_now or (place.may_be_now and self.in_flight.used + nbytes > limit):
@@ -86,17 +96,23 @@ class Sender:
             lease = self.in_flight.try_acquire(nbytes) or self._room_for(nbytes, place)
             try:
                 if content.is_streamed:
-                    content.launch()
+                    self._launch([content])
                 # Weakly: a handle that is dropped before its turn takes its work with it. The lease ends with the work,
                 # also when its thread is lost: its bytes are written off.
                 self.writers.submit(partial(_capture, ref(content)), ended=lease.release)
             except BaseException:
                 lease.release()
                 raise
+        if group:
+            self._launch(group)
+
+    def _launch(self, group: list[Any]) -> None:
+        self.shares.saw(sum(map(_nbytes, group)))
+        group[0].launch(group)
 
     def _capture_now(self, content: Any) -> None:
         if content.is_streamed:
-            content.launch()
+            self._launch([content])
         if not content.place.may_hang:
             content.capture()
         else:

@@ -318,9 +318,11 @@ class Session(Generic[T]):
                 source = backend.detached(tensor) if source is None else source
                 counted = self.sender.ahead, state.prefetcher.readers, token, stretch.count, record, span, reading
                 parts = place, source, spec, version, probe, *counted
-                streams = place.transfers
-                content = Content(*parts) if streams is None else StreamContent(streams, *parts)
-                self.sender.shares.saw(spec.nbytes)
+                if place.transfers is None:
+                    content = Content(*parts)
+                    self.sender.shares.saw(spec.nbytes)
+                else:
+                    content = StreamContent(*parts)  # counted when it leaves
                 stretch.add(key, content)
             else:
                 content.add_user()

@@ -5,12 +5,12 @@ the order that :mod:`tensorstash.engine.transfers` argues for. Workers begin whe
 the host and stores that look at the bytes; a payload that just stays in host memory needs none.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-from tensorstash.abilities import Event
+from tensorstash.abilities import Event, Stream
 from tensorstash.engine.content import Content, State
-from tensorstash.engine.transfer import Transfer
-from tensorstash.engine.transfers import Transfers
+from tensorstash.engine.transfers import Part, Transfers
 from tensorstash.errors import TensorStashError, is_out_of_memory
 from tensorstash.host.arrays import Array, as_bytes
 from tensorstash.host.budget import Lease
@@ -20,90 +20,130 @@ from tensorstash.spec import TensorSpec
 class StreamContent(Content):
     """A content that is captured in two steps: :meth:`launch` where it was saved, :meth:`capture` on a worker.
 
-    It is brought back to its device ahead of time where the budget allows. Thread-safe.
-
-    Args:
-        transfers: of the session.
-        others: of :class:`~tensorstash.engine.content.Content`.
+    It is brought back to its device ahead of time where the budget allows. Thread-safe. Its own attributes begin as
+    those of the class: most are never set.
     """
-
-    __slots__ = ("_arrival", "_failure", "_flight", "_launched_nbytes", "_near", "_stream", "_transfers")
 
     is_streamed = True
 
-    def __init__(self, transfers: Transfers, *others: Any) -> None:
-        super().__init__(*others)
-        self._transfers, self.is_quick = transfers, False
-        self._stream = transfers.compute(self.spec.device)
-        self._launched_nbytes = 0
-        self._near: Lease | None = None
-        self._flight: Transfer | None = None
-        self._arrival: Transfer | None = None
-        self._failure: TensorStashError | None = None  # of bringing it ahead
+    _transfers: Transfers
+    _stream: Stream
+    _launched_nbytes = 0
+    _near: Lease | None = None
+    """Device memory that its group has taken, to stay or to come back."""
+    _flight: Part | None = None
+    _array: Array | None = None
+    """Host memory that it is transferred to; the payload itself where no worker has anything to do with it."""
+    _arrival: Part | None = None
+    _failure: TensorStashError | None = None
+    """Of bringing it ahead."""
 
     # Into the store
 
-    def launch(self) -> None:
-        """Launch the kernels and the transfer, in the current stream, after the work of the stream that saved it.
+    @staticmethod
+    def launch(contents: "Sequence[StreamContent]") -> None:
+        """Launch kernels, and transfers that go together, in the current stream, after the work that saved them.
+
+        Args:
+            contents: of one device.
 
         Raises:
-            StashError: the tensor cannot be read, a kernel failed, or the store has no room.
+            StashError: a tensor cannot be read, a kernel failed, or there is no memory for a copy of it.
         """
+        transfers, device = contents[0]._transfers, contents[0].spec.device
+        ledger = contents[0].place.ledger
+        compute: Any = None
+        failure: tuple[Exception, BaseException | None] | None = None
+        going: list[StreamContent] = []
+        copies: list[tuple[Any, Any, int]] = []
+        for content in contents:
+            transfers.saved.add(id(content))
+            content._near, source = None, content.alias
+            try:
+                compute = compute or transfers.compute(device)
+                if content.place.is_plain and not content.is_private and content._stream == compute:
+                    launched, held, nbytes = source, source, content.nbytes
+                else:
+                    launched, held, nbytes = content._dense(compute)
+                content._launched_nbytes = nbytes
+                if content.place.is_at_hand:
+                    content.state, content.alias = content._keep(content.place.stored_here(launched)), None
+                    continue
+                if content.place.shares_source and not content.is_private and not content._is_alone:
+                    # Until it is copied, the bytes are the tensor's own.
+                    content._probe = content.place.backend.version_probe(source)
+                going.append(content)
+                copies.append((launched, held, nbytes))
+            except Exception as error:
+                failure = content._refused(error)
+        try:
+            out = transfers.out(copies, device, compute) if going else None
+        except Exception as error:
+            for content in going:
+                failure = content._refused(error)
+            out, going = None, []
+        if out is None and len(going) > 1:  # one by one there may be host memory for some of them
+            for content in going:
+                StreamContent.launch([content])
+        elif out is None:
+            for content in going:
+                next(ledger.declined[content.nbytes])
+                content.state = State.RESIDENT
+        else:
+            payloads: list[tuple[object, int, TensorSpec]] = []
+            for number, content in enumerate(going):
+                content._flight, content._array = (out[0], number), out[1][number]
+                if content.place.needs_worker:
+                    content.state = State.CAPTURING
+                else:
+                    content.state = State.STORED
+                    payloads.append((content, content._launched_nbytes, content.spec))
+                    if content.record is not None:
+                        content.record.was_stored(0)
+                content.alias = None
+            if payloads:
+                ledger.stored(going[0].place.tier, payloads)
+        try:
+            if failure is not None:
+                raise failure[0] from failure[1]
+        finally:
+            del failure  # which refers to this frame
+
+    def _dense(self, compute: Any) -> tuple[Any, Any, int]:
+        """Return a contiguous tensor to be transferred, what keeps its memory, and its bytes."""
         source, transfers, spec = self.alias, self._transfers, self.spec
         place: Any = self.place
-        try:
-            transfers.saved.add(id(self))
-            compute = transfers.compute(spec.device)
-            if compute != self._stream:
-                transfers.follow(self._stream, compute, source)
-            shares = place.shares_source
-            is_lent = self.is_private and shares
-            if is_lent and transfers.out_budget.limit:  # computation goes on beside the copy, and may change it
-                source, is_lent = place.copy_here(source, spec), False
-            launched = place.launch(source, spec) if place.runs_kernels else place.layouts.dense(source, spec)
-            self._launched_nbytes = place.backend.nbytes(launched)
-            if place.is_at_hand:
-                self.state = self._keep(place.stored_here(launched))
-            else:
-                if shares and not self.is_private and not self._is_alone:
-                    # Until it is copied, the bytes are the tensor's own.
-                    self._probe = place.backend.version_probe(source)
-                made = place.launched_spec(self._launched_nbytes) if place.runs_kernels else place.spec
-                self._flight = flight = transfers.out(launched, source if shares else launched, made, compute)
-                if flight is None:
-                    next(place.ledger.declined[self.nbytes])
-                    self.state = State.RESIDENT
-                    return
-                if is_lent:
-                    flight.release()
-                self.state = State.CAPTURING if place.needs_worker else self._keep(place.stored_at_once(flight))
-        except TensorStashError as error:
-            self.state = self._fail(error)
-            raise
-        except Exception as error:
-            unreadable = self._unreadable(source, error)
-            self.state = self._fail(unreadable)
-            if is_out_of_memory(error):
-                raise
-            raise unreadable from error
-        self.alias = None
+        if compute != self._stream:
+            transfers.follow(self._stream, compute, source)
+        if self.is_private and place.shares_source and transfers.out_budget.limit:
+            source = place.copy_here(source, spec)  # computation goes on beside the copy, and may change it
+        launched = place.launch(source, spec) if place.runs_kernels else place.layouts.dense(source, spec)
+        return launched, source if place.shares_source else launched, place.backend.nbytes(launched)
 
-    def stay(self, oldest: Any) -> bool:
-        """Stay on the device, near the computation, in place of another or None; return False if there is no room."""
-        near = None if oldest is None else oldest.leave()
-        if near is not None and (oldest.nbytes != self.nbytes or self._transfers.was_full):
-            near.release()
-            near = None
-        budget = self._transfers.back_budget
-        if near is None and (budget.gone or budget.taken + self.nbytes <= budget.limit or self.nbytes > budget.limit):
-            near = self._transfers.near(self.nbytes)
-        self._near = near
-        return near is not None
+    def _refused(self, error: Exception) -> tuple[Exception, BaseException | None]:
+        """Keep the failure of a launch for later requests; return the error to raise now, and its cause."""
+        named = error if isinstance(error, TensorStashError) else self._unreadable(self.alias, error)
+        self.state = self._fail(named)
+        return (error, error.__cause__) if named is error or is_out_of_memory(error) else (named, error)
 
-    def leave(self) -> Lease | None:
-        """Stay no longer; return the bytes that it has taken."""
-        near, self._near = self._near, None
-        return near
+    @staticmethod
+    def near(newest: "StreamContent", leaving: "Sequence[StreamContent]") -> tuple[Lease, int] | None:
+        """Take device memory for a group that stays, in place of others; return None if there is no room.
+
+        Args:
+            newest: the first of the group.
+            leaving: contents that stay no longer.
+
+        Returns:
+            The lease, and how many bytes the group may have.
+        """
+        for content in leaving:
+            content._near = None
+        return newest._transfers.near(newest.nbytes)
+
+    def stay(self, lease: Lease) -> None:
+        """Stay on the device, near the computation, in memory that a lease has taken for the group."""
+        self._near = lease
 
     def capture(self) -> None:
         """Wait for the transfer, and encode and store its bytes; a failure is kept for later requests."""
@@ -112,16 +152,17 @@ class StreamContent(Content):
             return
         try:
             with self._transfers.on_device(self.spec.device):
-                array = flight.wait()
-            self.state = self._keep(place.store_transferred(array))
+                flight[0].wait()
+            assert self._array is not None, "transferred to nowhere"
+            self.state = self._keep(place.store_transferred(self._array))
         except TensorStashError as error:
             self.state = self._fail(error)
         # Last: whoever finds no transfer takes the slot or the error.
-        self._flight = None
+        self._flight = self._array = None
 
     def _fail(self, error: TensorStashError) -> State:
         if self._flight is not None:
-            self._flight.release()
+            self._flight[0].release()
         return super()._fail(error)
 
     @property
@@ -132,8 +173,9 @@ class StreamContent(Content):
             SavedTensorModifiedError: it was modified in place since it was saved.
         """
         source = self.alias
-        if source is None and self.place.shares_source and self._flight is not None:
-            source = self._flight.held
+        flight = self._flight
+        if source is None and flight is not None and self.place.shares_source:
+            source = flight[0].held.get(flight[1])
         if source is not None:
             self._check(self._probe if self.is_private else source)
             self._transfers.lent(source, self.spec.device)
@@ -144,7 +186,7 @@ class StreamContent(Content):
         """The launched transfer or the payload, while it is on the device; else None."""
         if self.place.is_at_hand:
             return None if self._stored is None else self._stored.slot
-        return None if self._flight is None else self._flight.held
+        return None if self._flight is None else self._flight[0].held.get(self._flight[1])
 
     # Back
 
@@ -168,69 +210,98 @@ class StreamContent(Content):
         here = None if place.shares_source else self._on_device
         if here is not None:
             return place.assemble(transfers.used_here(here, device), spec, adopt=False)
-        encoded = None if arrival is None else transfers.arrived(arrival, device)
+        encoded = None if arrival is None else transfers.arrived(*arrival, device)
         if arrival is None or encoded is None:
-            arrival = (None if is_last else self._bring(is_prefetch=True)) or self._bring(is_prefetch=False)
-            assert arrival is not None, "a requested content needs no budget"
-            encoded = transfers.arrived(arrival, device)
-        is_shared = not is_last and arrival.is_counted
+            arrival = self._bring(is_last=is_last)
+            encoded = transfers.arrived(*arrival, device)
+        is_shared = not is_last and arrival[0].is_counted
         if is_shared:
             self._hold(arrival)
         else:
-            arrival.drop()
+            arrival[0].take(arrival[1])
         adopt = not is_shared if place.relays is None else self.users == 1 or not place.may_write()
         if place.runs_kernels or place.layouts is None:
             return place.assemble(encoded, spec, adopt=adopt)
         return place.layouts.restored(encoded, spec, adopt=adopt)
 
-    def prefetch_to_device(self) -> bool:
-        """Start bringing it back, if it is not on its device; return False to look no further ahead for now."""
-        flight = self._flight
-        if self.alias is not None or self._arrival is not None or self._failure is not None:
-            return True
-        if self.place.is_at_hand or (flight is not None and flight.held is not None):
-            return True  # it is there
+    def prefetch_to_device(self, group: "list[StreamContent]", room_bytes: int) -> int | None:
+        """Join a group that is about to be brought back, if it is not on its device.
+
+        Args:
+            group: contents; the first has taken device memory for all.
+            room_bytes: that are left of it.
+
+        Returns:
+            The bytes that are left then; None to look no further ahead.
+        """
+        flight, size = self._flight, self._launched_nbytes
+        if self.alias is not None or self._arrival is not None or self._failure is not None or self.place.is_at_hand:
+            return room_bytes
+        if flight is not None and flight[1] in flight[0].held:
+            return room_bytes  # it is there
         if self._error is not None or (self._stored is not None and self.place.is_costly and not self._is_read):
-            return False
-        budget = self._transfers.back_budget
-        if not budget.gone and budget.taken + min(self._launched_nbytes, budget.limit) > budget.limit:
-            return False  # as nearly always in the end
+            return None
+        if not group:
+            near = self._transfers.near(size)
+            if near is None:
+                return None  # as nearly always in the end
+            self._near, room_bytes = near
+        elif size > room_bytes or self.spec.device != group[0].spec.device:
+            return None
+        group.append(self)
+        return room_bytes - size
+
+    @staticmethod
+    def bring(group: "Sequence[StreamContent]") -> None:
+        """Start bringing contents back that have joined a group; nobody is told of a failure before asking for one."""
+        content = group[0]
+        lease, content._near = content._near, None
+        copies: list[tuple[Array, TensorSpec, Event | None]] = []
+        coming: list[StreamContent] = []
+        for content in group:
+            try:
+                copies.append(content._copy())
+                coming.append(content)
+            except TensorStashError as error:
+                content._failure = error.again()
+        if not coming:
+            return
         try:
-            arrival = self._bring(is_prefetch=True)
-        except TensorStashError as error:
-            self._failure = error.again()
-            return True
+            arrival = coming[0]._transfers.back(copies, lease, is_prefetch=True)
         except (RuntimeError, MemoryError):  # the device is full; whoever asks is told, if it still is then
-            return False
-        if arrival is None:
-            return False
-        self._hold(arrival)
-        return True
+            return
+        for number in list(arrival.held):
+            coming[number]._hold((arrival, number))
 
     @property
     def _is_read(self) -> bool:
         loading = self._loading
         return loading is not None and loading.done()
 
-    def _bring(self, *, is_prefetch: bool) -> Transfer | None:
-        flight, transfers = self._flight, self._transfers
+    def _bring(self, *, is_last: bool) -> Part:
+        """Bring it back for somebody who asks, counted in the budget if there is room and others will ask."""
+        near = None if is_last else self._transfers.near(self._launched_nbytes, is_group=False)
+        return self._transfers.back([self._copy()], near and near[0], is_prefetch=False), 0
+
+    def _copy(self) -> tuple[Array, TensorSpec, Event | None]:
+        """Return its bytes on the host, the spec of the tensor to bring back, and the end of the copy they come by.
+
+        Raises:
+            StashError: they could not be captured, loaded or decoded.
+        """
+        flight = self._flight
         place: Any = self.place
         spec = place.launched_spec(self._launched_nbytes) if place.runs_kernels else place.spec
-        if flight is not None and self._stored is not None and not place.needs_worker:
+        if flight is not None and self._array is not None and not place.needs_worker:
             if self._error is not None or self._probe is not None:
                 self.raise_failure()
-            # The slot is the memory that they were transferred to.
-            arrival = transfers.back(flight.array, spec, flight._end or flight.end, is_prefetch=is_prefetch)
-            if arrival is not None:
-                with place.ledger.lock:
-                    place.numbers[4] += 1  # as :meth:`Ledger.add` does, without its frame
-            return arrival
-        if is_prefetch and not transfers.has_room(spec.nbytes):
-            return None
+            with place.ledger.lock:
+                place.numbers[4] += 1  # as :meth:`Ledger.add` does, without its frame
+            return self._array, spec, flight[0]._end or flight[0].end
         # The bytes that were transferred may lie in host memory, or soon will, so that nobody need read them.
         is_on_host = self._error is None and (self._stored is None or not place.is_costly)
         data, end = self._bytes_on_host() if is_on_host else (as_bytes(self._loaded()), None)
-        return transfers.back(data, spec, end, is_prefetch=is_prefetch)
+        return data, spec, end
 
     def _loaded(self) -> Array:
         self.raise_failure()
@@ -243,20 +314,21 @@ class StreamContent(Content):
         Raises:
             StashError: they could not be captured, loaded or decoded.
         """
-        flight = self._flight
+        flight, array = self._flight, self._array
         place = self.place
-        if self._stored is None and flight is not None:
+        if self._stored is None and flight is not None and array is not None:
             if place.loses_on_host:
-                return as_bytes(place.as_stored(flight.wait())), None
-            return flight.array, flight.end
+                flight[0].wait()
+                return as_bytes(place.as_stored(array)), None
+            return array, flight[0].end
         self.raise_failure()
-        return as_bytes(self._decode()), None if flight is None else flight.end
+        return as_bytes(self._decode()), None if flight is None else flight[0].end
 
-    def _hold(self, arrival: Transfer) -> None:
+    def _hold(self, arrival: Part) -> None:
         with self._lock:
             other, self._arrival = self._arrival, arrival
         if other is not None:
-            other.release()
+            other[0].dismiss(other[1])
 
     def __del__(self) -> None:
         saved = self._transfers.saved

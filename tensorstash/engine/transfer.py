@@ -1,7 +1,7 @@
-"""One copy between a device and the host, and the copies of a device in one direction."""
+"""Copies between a device and the host that go together, and those of a device in one direction."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorstash.abilities import Event, Stream
@@ -10,30 +10,31 @@ from tensorstash.host.budget import Lease
 
 
 class Transfer:
-    """A copy between a device and the host, under way or about to begin. Thread-safe.
+    """A group of copies between a device and the host: they begin together, and have one end. Thread-safe.
 
     Args:
-        array: its host memory.
-        held: keeps its device memory: the source, or the tensor that is copied into.
+        arrays: host memory of each.
+        held: keeps the device memory of each: its source, or the tensor that is copied into.
         stream: the compute stream that the device memory is used in.
         side: the copies of its direction.
         lease: of the device memory, in the budget where it is counted; None if it is not.
-        launch: puts it into the copy stream.
+        launch: puts them into the copy stream.
     """
 
-    __slots__ = ("__weakref__", "_end", "_lease", "_record", "array", "held", "stream")
+    __slots__ = ("__weakref__", "_arrays", "_end", "_lease", "_record", "held", "stream")
 
     def __init__(
         self,
-        array: Array,
-        held: Any,
+        arrays: Sequence[Array],
+        held: Sequence[Any],
         stream: Stream,
         side: "SideStream",
         lease: Lease | None,
         launch: Callable[[], object],
     ) -> None:
-        self.array = array
-        self.held: Any = held
+        self._arrays = arrays
+        self.held: dict[int, Any] = dict(enumerate(held))
+        """Device memory of each copy, by its number, until it is dropped."""
         self.stream = stream
         self._record = side.record
         self._end: Event | None = None
@@ -46,31 +47,48 @@ class Transfer:
 
     @property
     def end(self) -> Event:
-        """A point of the copy stream after it; for the first time once it has begun, or never will."""
+        """A point of the copy stream after all of them; for the first time once they have begun, or never will."""
         if self._end is None:
             self._end = self._record()
         return self._end
 
     @property
     def is_counted(self) -> bool:
-        """Whether a budget has room for its device memory, so that it may be held for longer."""
+        """Whether a budget has room for the device memory, so that it may be held for longer."""
         return self._lease is not None
 
+    def take(self, number: int) -> None:
+        """Drop the device memory of one copy, which is in other hands."""
+        self.held.pop(number, None)
+        if not self.held:
+            self._lease = None
+
+    def dismiss(self, number: int) -> None:
+        """Let compute wait for the end, and drop the device memory of one copy; safe in a finalizer."""
+        if number in self.held:
+            self.stream.wait_event(self.end)
+            self.take(number)
+
     def release(self) -> None:
-        """Let compute wait for the end, and drop the device memory; idempotent, never blocks, safe in a finalizer."""
-        if self.held is not None:
+        """Let compute wait for the end, and drop all device memory; idempotent, never blocks, safe in a finalizer."""
+        if self.held:
             self.stream.wait_event(self.end)
             self.drop()
 
     def drop(self) -> None:
-        """Drop the device memory of a copy that has ended, or whose end compute waits for."""
-        self.held = self._lease = None
+        """Drop the device memory of copies that have ended, or whose end compute waits for."""
+        self.held, self._lease = {}, None
 
-    def wait(self) -> Array:
-        """Make the calling thread wait for the end, drop the device memory and return the host memory."""
+    def wait(self) -> None:
+        """Make the calling thread wait for the end, and drop the device memory."""
         self.end.synchronize()
         self.drop()
-        return self.array
+
+    def ended(self, *, is_out: bool) -> None:
+        """Drop the host memory of copies that have ended, and with it the sources of those to the host."""
+        self._arrays = ()
+        if is_out:
+            self.held, self._lease = {}, None
 
 
 class SideStream:
@@ -96,9 +114,9 @@ class SideStream:
             transfer.release()
 
     def release_oldest(self) -> None:
-        """Let compute wait for the oldest copy to the host that holds its source."""
+        """Let compute wait for the oldest copies to the host that hold their sources."""
         for transfer in self.transfers if self.is_out else ():
-            if transfer.held is not None:
+            if transfer.held:
                 transfer.release()
                 break
 

@@ -27,7 +27,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,20 @@ from tensorstash.host.budget import ByteBudget, Lease, Shares
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.policies.limits import AUTO, Limits
 from tensorstash.spec import TensorSpec
+
+MOST_TOGETHER = 32 * 2**20
+"""Bytes of copies that go together, but for one that is larger: the first waits for the last."""
+
+_GROUPS = 2
+"""That fit the tensors near the computation at least: one is used up while the other comes or goes."""
+
+_UNIT = 512
+"""Host memory of a copy begins at multiples of it, in bytes, as devices like it."""
+
+Part = tuple[Transfer, int]
+"""One copy of a group: its transfer, and its number there."""
+
+Outgoing = tuple[Transfer, Sequence[Array]]
 
 
 class Transfers:
@@ -71,73 +85,90 @@ class Transfers:
         """Whether a device was full in this step, so that nothing is read ahead: each refusal makes it wait."""
         self._lock = threading.Lock()
 
-    def out(self, source: Any, held: Any, spec: TensorSpec, compute: Stream) -> Transfer | None:
-        """Start a copy to the host; return None if there is no host memory for it.
+    def out(self, copies: Sequence[tuple[Any, Any, int]], device: str, compute: Stream) -> Outgoing | None:
+        """Start copies to the host that go together; return None if there is no host memory for them.
 
         Args:
-            source: a contiguous tensor.
-            held: keeps its memory; the tensor itself, or one that it is a view of.
-            spec: of ``source``.
+            copies: for each a contiguous tensor, what keeps its memory (itself, or the tensor that it is a view of),
+                and its bytes.
+            device: of all of them.
             compute: the stream of the computation, as it is now.
+
+        Returns:
+            The transfer, and the host memory of each copy.
         """
         streams = self._streams
+        sources, held, sizes = map(list, zip(*copies, strict=True))
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] - -size // _UNIT * _UNIT)
+        nbytes = sum(sizes)
         with self._lock:
             self._forget_ended()  # copies back hold host memory of the last step
-            array = self._pinned.take(spec.nbytes)
-            if array is None:
+            block = self._pinned.take(starts[-1])
+            if block is None:
                 return None
-            side = self._side_streams.get((spec.device, "out")) or self._side_stream(spec.device, "out")
+            arrays = [block[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+            side = self._side_streams.get((device, "out")) or self._side_stream(device, "out")
             budget = self.out_budget
-            lease = budget.try_acquire(min(spec.nbytes, budget.limit)) if budget.limit else None
+            lease = budget.try_acquire(min(nbytes, budget.limit)) if budget.limit else None
             if lease is None and budget.limit:
-                lease = self._room_for(spec.nbytes)
+                lease = self._room_for(nbytes)
             streams.use_in(held, compute)
             side.stream.wait_event(streams.recorded(compute))
-            launch = partial(streams.copy_out, source, array, side.stream)
-            transfer = Transfer(array, held, compute, side, lease, launch)
-            self.sent[spec.device] += spec.nbytes
+            launch = partial(streams.copy_out, sources, arrays, side.stream)
+            transfer = Transfer(arrays, held, compute, side, lease, launch)
+            self.sent[device] += nbytes
         if lease is None:
             transfer.release()
-        return transfer
+        return transfer, arrays
 
-    def back(self, data: Array, spec: TensorSpec, after: Event | None, *, is_prefetch: bool) -> Transfer | None:
-        """Start a copy to the device; return None if it is to be ahead of its time and the budget has no room.
+    def back(
+        self,
+        copies: Sequence[tuple[Array, TensorSpec, Event | None]],
+        lease: Lease | None,
+        *,
+        is_prefetch: bool,
+    ) -> Transfer:
+        """Start copies to a device that go together: all, or as many of the first as there is memory for.
 
         Args:
-            data: one-dimensional ``uint8``.
-            spec: of the tensor to bring back.
-            after: the end of the copy that these bytes came by, unless it is known to have ended.
-            is_prefetch: whether nobody has asked for the tensor yet.
+            copies: for each the bytes, one-dimensional ``uint8``; the spec of the tensor to bring back; and the end of
+                the copy that these bytes came by, unless it is known to have ended.
+            lease: of the tensors in the budget where they are counted; None if they are not.
+            is_prefetch: whether nobody has asked for them yet.
         """
-        streams, lease = self._streams, None
-        if is_prefetch:
-            budget = self.back_budget
-            if budget.limit and not self.was_full:  # as :meth:`near` does, without its frame
-                lease = budget.try_acquire(min(spec.nbytes, budget.limit))
-            if lease is None:
-                return None
-        compute = self.compute(spec.device)
+        streams, device = self._streams, copies[0][1].device
+        compute = self.compute(device)
+        targets: list[Any] = []
         with self._lock:
-            side = self._side_streams.get((spec.device, "back")) or self._side_stream(spec.device, "back")
+            side = self._side_streams.get((device, "back")) or self._side_stream(device, "back")
             self._forget_ended()
-            try:
-                target = streams.empty(spec)
-            except Exception as error:
-                is_full = is_out_of_memory(error)
-                self.was_full |= is_full
-                if is_prefetch or not is_full:
-                    raise
-                target = None
-            if target is None:  # the device is full: once sources have gone
-                for other in self._side_streams.values():
+            for _, spec, _ in copies:
+                try:
+                    targets.append(streams.empty(spec))
+                    continue
+                except Exception as error:
+                    is_full = is_out_of_memory(error)
+                    self.was_full |= is_full
+                    if not is_full or (is_prefetch and not targets):
+                        raise
+                if is_prefetch:
+                    break
+                for other in self._side_streams.values():  # the device is full: once sources have gone
                     other.finish()
-                target = streams.empty(spec)
+                targets.append(streams.empty(spec))
             side.stream.wait_event(streams.recorded(compute))
-            if after is not None:
-                side.stream.wait_event(after)
-            return Transfer(data, target, compute, side, lease, partial(streams.copy_in, data, target, side.stream))
+            last = None
+            for _, _, after in copies:
+                if after is not None and after is not last:
+                    side.stream.wait_event(after)
+                last = after
+            arrays = [data for data, _, _ in copies[: len(targets)]]
+            launch = partial(streams.copy_in, arrays, targets, side.stream)
+            return Transfer(arrays, targets, compute, side, lease, launch)
 
-    def leave(self, arrival: Transfer | None) -> None:
+    def leave(self, arrival: Part | None) -> None:
         """Note that a content has gone; takes no lock and never blocks, safe in a finalizer.
 
         The sources of copies out are dropped when these have ended, as long as there are others that may be asked for.
@@ -148,7 +179,7 @@ class Transfers:
         if self._pid != os.getpid():  # a forked child, whose copies are its parent's
             return
         if arrival is not None:
-            arrival.release()
+            arrival[0].dismiss(arrival[1])
         if not self.saved:
             for side in list(self._side_streams.values()):
                 side.release_all()
@@ -161,21 +192,24 @@ class Transfers:
         """Say why copies of a device make the program wait; None if they do not."""
         return self._streams.why_copies_wait(device)
 
-    def near(self, nbytes: int) -> Lease | None:
-        """Take bytes of device memory for a tensor that backward is about to ask for; return None if there is no room.
+    def near(self, nbytes: int, *, is_group: bool = True) -> tuple[Lease, int] | None:
+        """Take device memory for tensors that backward is about to ask for; return None if there is no room.
 
-        A tensor that is larger than all of it may be there alone.
+        Args:
+            nbytes: of the first; one that is larger than all there is may be there alone.
+            is_group: whether others may join it, as many as soon follow the computation.
+
+        Returns:
+            The lease, and the bytes that they may have together.
         """
         budget = self.back_budget
-        most = min(nbytes, budget.limit)
-        if not budget.limit or self.was_full or (not budget.gone and budget.taken + most > budget.limit):
+        limit = budget.limit
+        room = max(nbytes, min(limit // _GROUPS, MOST_TOGETHER) * is_group)
+        most = min(room, limit)
+        if not limit or self.was_full or (not budget.gone and budget.taken + most > limit):
             return None
-        return budget.try_acquire(most)
-
-    def has_room(self, nbytes: int) -> bool:
-        """Whether that many bytes could be brought back before they are asked for."""
-        limit = self.back_budget.limit
-        return not self.was_full and 0 < limit >= self.back_budget.used + min(nbytes, limit)
+        lease = budget.try_acquire(most)
+        return None if lease is None else (lease, room)
 
     def staged(self, data: Array, device: str) -> Array:
         """Return a copy in page-locked memory for a device, or the array itself where there is none left."""
@@ -186,11 +220,11 @@ class Transfers:
         pages[...] = as_bytes(data)
         return pages.view(data.dtype).reshape(data.shape)
 
-    def arrived(self, transfer: Transfer, device: str) -> Any:
+    def arrived(self, transfer: Transfer, number: int, device: str) -> Any:
         """Return the tensor of a copy back, for work of the current stream; None if it is there for another one."""
-        target = transfer.held
+        target = transfer.held.get(number)
         if target is None or transfer.stream != self.compute(device):
-            transfer.release()
+            transfer.dismiss(number)
             return None
         transfer.stream.wait_event(transfer._end or transfer.end)
         return target
@@ -203,13 +237,13 @@ class Transfers:
 
     def used_here(self, tensor: Any, device: str) -> Any:
         """Return a tensor that has stayed on its device, for work of the current stream."""
-        self._streams.use_in(tensor, self.compute(device))
+        self._streams.use_in([tensor], self.compute(device))
         return tensor
 
     def follow(self, stream: Stream, compute: Stream, tensor: Any) -> None:
         """Let later work of ``compute`` begin after that of ``stream``, which made a tensor."""
         compute.wait_event(self._streams.recorded(stream))
-        self._streams.use_in(tensor, compute)
+        self._streams.use_in([tensor], compute)
 
     def end_step(self) -> None:
         """Give up host memory that the last steps have not needed, and read ahead again on a device that was full."""
@@ -236,9 +270,7 @@ class Transfers:
             transfers = side.transfers
             # Each has been started: its end is there, and asked for without a frame.
             while transfers and (transfers[0]._end or transfers[0].end).query():
-                transfer = transfers.popleft()
-                if side.is_out:
-                    transfer.drop()
+                transfers.popleft().ended(is_out=side.is_out)
 
     def _room_for(self, nbytes: int) -> Lease:
         """Count bytes of a source, which goes alone if it is larger than the budget; others go until there is room."""

@@ -87,7 +87,6 @@ class MemoryStore:
         self._config = config
         self._then = then
         self.verifies = then is None or getattr(then, "verifies", False)
-        self.takes_pending = then is None
         self._budget = None if config.budget is None else parse_bytes(config.budget, path="memory.budget")
         self._arrays: dict[ref[_Slot], Array] = {}
         self._most = 0  # bytes, or more: bytes given back are counted where it matters

@@ -57,8 +57,7 @@ class CopyOutBeforeTheSourceIsWritten(Transfers):
     """Rule 1: a copy out begins after what compute was given before."""
 
     def out(self, *arguments: Any) -> Any:
-        _, _, spec, _ = arguments
-        side = self._side_stream(spec.device, "out")
+        side = self._side_stream(arguments[1], "out")
         stream, side.stream = side.stream, _Blind(side.stream, lambda event: False)  # type: ignore[assignment]
         try:
             streams, self._streams = self._streams, _Unwrapping(self._streams)  # type: ignore[assignment]
@@ -71,11 +70,11 @@ class _Unwrapping:
     def __init__(self, streams: Any) -> None:
         self._streams = streams
 
-    def copy_out(self, source: Any, target: Any, stream: Any) -> None:
-        self._streams.copy_out(source, target, stream.stream)
+    def copy_out(self, sources: Any, targets: Any, stream: Any) -> None:
+        self._streams.copy_out(sources, targets, stream.stream)
 
-    def copy_in(self, source: Any, target: Any, stream: Any) -> None:
-        self._streams.copy_in(source, target, stream.stream)
+    def copy_in(self, sources: Any, targets: Any, stream: Any) -> None:
+        self._streams.copy_in(sources, targets, stream.stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._streams, name)
@@ -89,20 +88,23 @@ class _Careless(Transfer):
     def release(self) -> None:
         self.drop()
 
+    def dismiss(self, number: int) -> None:
+        self.take(number)
+
 
 class SourceReusedBeforeItsCopyEnded(Transfers):
     """Rule 2: compute waits for the end of a copy out before its source is dropped."""
 
     def out(self, *arguments: Any) -> Any:
-        copy = super().out(*arguments)
-        copy.__class__ = _Careless
-        return copy
+        out = super().out(*arguments)
+        out[0].__class__ = _Careless
+        return out
 
 
 class SourceOfAnotherStreamReused(BackendFault):
     """Rule 2: the allocator is told that compute uses what belongs to another stream."""
 
-    def use_in(self, tensor: Any, stream: Any, /) -> None:
+    def use_in(self, tensors: Any, stream: Any, /) -> None:
         pass
 
 
@@ -114,31 +116,32 @@ class SourceReadOnAnotherStreamReused(Transfers):
 
 
 class _BackLane(Transfers):
-    def back(self, data: Any, spec: Any, after: Any, *, is_prefetch: bool) -> Any:
-        side = self._side_stream(spec.device, "back")
-        stream, side.stream = side.stream, _Blind(side.stream, self._hears(after))  # type: ignore[assignment]
+    def back(self, copies: Any, lease: Any, *, is_prefetch: bool) -> Any:
+        side = self._side_stream(copies[0][1].device, "back")
+        hears = self._hears([after for _, _, after in copies])
+        stream, side.stream = side.stream, _Blind(side.stream, hears)  # type: ignore[assignment]
         try:
             streams, self._streams = self._streams, _Unwrapping(self._streams)  # type: ignore[assignment]
-            return super().back(data, spec, after, is_prefetch=is_prefetch)
+            return super().back(copies, lease, is_prefetch=is_prefetch)
         finally:
             self._streams, side.stream = streams, stream
 
-    def _hears(self, after: Any) -> Callable[[Any], bool]:
+    def _hears(self, after: list[Any]) -> Callable[[Any], bool]:
         raise NotImplementedError
 
 
 class ReloadIntoMemoryThatIsStillUsed(_BackLane):
     """Rule 3: a copy back begins after what compute was given before its buffer was allocated."""
 
-    def _hears(self, after: Any) -> Callable[[Any], bool]:
-        return lambda event: event is after
+    def _hears(self, after: list[Any]) -> Callable[[Any], bool]:
+        return lambda event: any(event is each for each in after)
 
 
 class ReloadOvertakesItsOwnOffload(_BackLane):
     """Rule 4: a copy back begins after the copy out of the same bytes."""
 
-    def _hears(self, after: Any) -> Callable[[Any], bool]:
-        return lambda event: event is not after
+    def _hears(self, after: list[Any]) -> Callable[[Any], bool]:
+        return lambda event: all(event is not each for each in after)
 
 
 class BufferFromThePoolOfTheCopyStream(BackendFault):
@@ -152,10 +155,11 @@ class BufferFromThePoolOfTheCopyStream(BackendFault):
 class TensorHandedOutBeforeItArrived(Transfers):
     """Rule 5: compute waits for the end of a copy back before the tensor is handed out."""
 
-    def arrived(self, copy: Any, device: str) -> Any:
+    def arrived(self, copy: Any, number: int, device: str) -> Any:
         stream, copy.stream = copy.stream, _Blind(copy.stream, lambda event: False)
         try:
-            return copy.held if stream == self.compute(device) else super().arrived(copy, device)
+            is_here = stream == self.compute(device)
+            return copy.held.get(number) if is_here else super().arrived(copy, number, device)
         finally:
             copy.stream = stream
 
@@ -163,19 +167,18 @@ class TensorHandedOutBeforeItArrived(Transfers):
 class ArrivalDroppedUnderItsCopy(Transfers):
     """Rule 5: compute waits for the end of a copy back before its memory is freed."""
 
-    def back(self, data: Any, spec: Any, after: Any, *, is_prefetch: bool) -> Any:
-        copy = super().back(data, spec, after, is_prefetch=is_prefetch)
-        if copy is not None:
-            copy.__class__ = _Careless
+    def back(self, *arguments: Any, is_prefetch: bool) -> Any:
+        copy = super().back(*arguments, is_prefetch=is_prefetch)
+        copy.__class__ = _Careless
         return copy
 
 
 class TensorHandedToAnotherStream(Transfers):
     """Rule 5: what was brought back for one stream is not handed to another."""
 
-    def arrived(self, copy: Any, device: str) -> Any:
+    def arrived(self, copy: Any, number: int, device: str) -> Any:
         copy.stream.wait_event(copy.end)
-        return copy.held
+        return copy.held.get(number)
 
 
 class StaleComputeStream(Transfers):
@@ -191,11 +194,10 @@ class StaleComputeStream(Transfers):
 class HostMemoryReusedBeforeItsCopyEnded(Transfers):
     """Host memory of a copy is held until the copy has ended."""
 
-    def back(self, data: Any, spec: Any, after: Any, *, is_prefetch: bool) -> Any:
-        copy = super().back(data, spec, after, is_prefetch=is_prefetch)
-        if copy is not None:
-            self._side_stream(spec.device, "back").transfers.pop()
-            copy.array = None
+    def back(self, copies: Any, lease: Any, *, is_prefetch: bool) -> Any:
+        copy = super().back(copies, lease, is_prefetch=is_prefetch)
+        self._side_stream(copies[0][1].device, "back").transfers.pop()
+        copy.ended(is_out=False)
         return copy
 
 
@@ -213,16 +215,16 @@ class HostReadsBeforeTheCopyEnded(Transfers):
     """A worker waits for the copy before it looks at the bytes."""
 
     def out(self, *arguments: Any) -> Any:
-        copy = super().out(*arguments)
-        copy.__class__ = _NeverWaits
-        return copy
+        out = super().out(*arguments)
+        out[0].__class__ = _NeverWaits
+        return out
 
 
 class _NeverWaits(Transfer):
     __slots__ = ()
 
-    def wait(self) -> Any:
-        return self.array
+    def wait(self) -> None:
+        pass
 
 
 class PayloadOnDeviceReusedByItsOwnStream(Transfers):

@@ -58,5 +58,3 @@ def test_it_is_trusted_only_if_the_other_verifies():
     memory = Memory(budget=1, then=Memory())
     assert MemoryStore(memory, Memory().open()).verifies
     assert not MemoryStore(memory, Trusting(Memory())).verifies
-    assert not memory.open().takes_pending
-    assert Memory().open().takes_pending

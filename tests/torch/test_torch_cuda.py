@@ -182,10 +182,10 @@ def test_no_gradient_depends_on_when_copies_end(policy: str, monkeypatch: pytest
     dice = random.Random(0)
 
     def late(copy: Any) -> Any:
-        def run(self: DeviceStreams, source: Any, target: Any, stream: torch.Stream) -> None:
+        def run(self: DeviceStreams, sources: Any, targets: Any, stream: torch.Stream) -> None:
             with stream:
                 torch.cuda._sleep(dice.choice([0, 0, 10_000, 1_000_000]))
-            copy(self, source, target, stream)
+            copy(self, sources, targets, stream)
 
         return run
 

@@ -1,5 +1,6 @@
 """Streams of the simulated accelerators, as the engine asks for them."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 
@@ -38,14 +39,17 @@ class DeviceStreams:
     def empty(self, spec: TensorSpec, /) -> Tensor:
         return empty(spec.shape, spec)
 
-    def copy_out(self, source: Tensor, target: Array, stream: streams.Stream, /) -> None:
-        stream.submit(partial(np.copyto, _bare(target), _bytes(source)))
+    def copy_out(self, sources: Sequence[Tensor], targets: Sequence[Array], stream: streams.Stream, /) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            stream.submit(partial(np.copyto, _bare(target), _bytes(source)))
 
-    def copy_in(self, source: Array, target: Tensor, stream: streams.Stream, /) -> None:
-        stream.submit(partial(np.copyto, _bytes(target), _bare(source)))
+    def copy_in(self, sources: Sequence[Array], targets: Sequence[Tensor], stream: streams.Stream, /) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            stream.submit(partial(np.copyto, _bytes(target), _bare(source)))
 
-    def use_in(self, tensor: Tensor, stream: streams.Stream, /) -> None:
-        streams.driver().use_in(tensor.storage, stream)
+    def use_in(self, tensors: Sequence[Tensor], stream: streams.Stream, /) -> None:
+        for tensor in tensors:
+            streams.driver().use_in(tensor.storage, stream)
 
     def locked_pages(self, nbytes: int, /) -> Array:
         return mapped_pages(nbytes)

@@ -6,7 +6,7 @@ are done is the engine's affair.
 """
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -178,26 +178,27 @@ class DeviceStreams:
             raw = torch.empty(spec.nbytes, dtype=torch.uint8, device=spec.device)
             return raw.view(getattr(torch, spec.dtype)).view(spec.shape)
 
-    def copy_out(self, source: Tensor, target: Array, stream: torch.Stream, /) -> None:
-        with DisableTorchFunction(), _DisableTorchDispatch():  # nothing here requires a gradient
-            there = source.detach().reshape(-1).view(torch.uint8)
-            with stream:
+    def copy_out(self, sources: Sequence[Tensor], targets: Sequence[Array], stream: torch.Stream, /) -> None:
+        with DisableTorchFunction(), _DisableTorchDispatch(), stream:  # nothing here requires a gradient
+            for source, target in zip(sources, targets, strict=True):
+                there = source.detach().reshape(-1).view(torch.uint8)
                 torch.from_numpy(target).copy_(there, non_blocking=True)
 
-    def copy_in(self, source: Array, target: Tensor, stream: torch.Stream, /) -> None:
-        with DisableTorchFunction(), _DisableTorchDispatch():
-            # PyTorch warns of arrays that it could write to.
-            here = torch.from_numpy(source if source.flags.writeable else adopted(source))
-            with stream:
+    def copy_in(self, sources: Sequence[Array], targets: Sequence[Tensor], stream: torch.Stream, /) -> None:
+        with DisableTorchFunction(), _DisableTorchDispatch(), stream:
+            for source, target in zip(sources, targets, strict=True):
+                # PyTorch warns of arrays that it could write to.
+                here = torch.from_numpy(source if source.flags.writeable else adopted(source))
                 target.reshape(-1).view(torch.uint8).copy_(here, non_blocking=True)
 
-    def use_in(self, tensor: Tensor, stream: torch.Stream, /) -> None:
+    def use_in(self, tensors: Sequence[Tensor], stream: torch.Stream, /) -> None:
         """Tell the allocator of a stream that uses the memory; nothing happens for the stream that it belongs to."""
         with DisableTorchFunction(), _DisableTorchDispatch():
-            # PyTorch would resolve a lazy flag first, and tell of the copy that it makes for that.
-            plain = tensor.conj() if tensor.is_conj() else tensor
-            plain = torch._neg_view(plain) if plain.is_neg() else plain
-            plain.record_stream(stream)
+            for tensor in tensors:
+                # PyTorch would resolve a lazy flag first, and tell of the copy that it makes for that.
+                plain = tensor.conj() if tensor.is_conj() else tensor
+                plain = torch._neg_view(plain) if plain.is_neg() else plain
+                plain.record_stream(stream)
 
     def locked_pages(self, nbytes: int, /) -> Array:
         accelerator = self._found

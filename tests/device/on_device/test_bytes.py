@@ -9,7 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import tensorstash as ts
+from tensorstash.backends.torch.layout import DeviceLayouts
+from tensorstash.backends.torch.streams import DeviceStreams
+from tensorstash.errors import StashError
 from tests.device.models import Attention, Scope
+from tests.device.orders import session
 from tests.device.simulated import TO_DEVICE, TO_HOST, Simulated
 
 BUDGET = 256 * 2**10
@@ -167,3 +171,54 @@ def test_page_locked_memory_of_graphs_that_are_gone_is_used_again_while_another_
         locked.append(device.pinned())
     assert locked[-1] == locked[1]
     kept.sum().backward()
+
+
+def chain(stash: ts.Stash, length: int) -> Tensor:
+    leaf = torch.full((1024,), 0.5).to("sim").requires_grad_()
+    x = leaf
+    with stash:
+        for _ in range(length):
+            x = x.sin()
+    x.sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad.cpu()
+
+
+def test_copies_go_in_groups_that_wait_and_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    stash, length, copies, events = ts.stash("cpu_offload", framework="torch", min_bytes=0), 256, [0], [0]
+
+    def counted(method: Callable[..., Any], counts: list[int], more: Callable[..., int]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            counts[0] += more(*arguments)
+            return method(*arguments)
+
+        return call
+
+    for way in ("copy_out", "copy_in"):
+        method = counted(getattr(DeviceStreams, way), copies, lambda streams, sources, *others: len(sources))
+        monkeypatch.setattr(DeviceStreams, way, method)
+    monkeypatch.setattr(DeviceStreams, "recorded", staticmethod(counted(DeviceStreams.recorded, events, lambda _: 1)))
+    expected = chain(ts.stash("keep", framework="torch"), length)
+    for _ in range(3):
+        copies[0] = events[0] = 0
+        assert torch.equal(chain(stash, length), expected)
+    assert copies[0] > 1.5 * length
+    assert events[0] < copies[0] / 2  # one by one, each copy takes two
+
+
+def test_a_tensor_that_cannot_be_read_leaves_the_others_of_its_group_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = session(ts.CpuOffload(), ts.Limits(in_flight="1MiB", ahead="1MiB"))
+    leaf = torch.randn(3, 32, 32).to("sim")
+    expected = [part.cpu() * 2 for part in leaf]
+
+    def refuse(*_: object) -> Any:
+        raise RuntimeError("no")
+
+    with one.scope():
+        handles = [one.pack(tensor) for tensor in (leaf[0] * 2, (leaf[1] * 2).t(), leaf[2] * 2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceLayouts, "dense", refuse)
+        with pytest.raises(StashError, match=r"reading float32.* raised RuntimeError: no"):
+            one.drain()
+    assert [torch.equal(one.unpack(handles[n]).cpu(), expected[n]) for n in (0, 2)] == [True, True]
+    assert one.state.ledger.snapshot().live.tensors == 2

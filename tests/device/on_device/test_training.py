@@ -391,7 +391,9 @@ def test_a_link_that_sets_the_pace_is_said_once_with_the_cure(
 @pytest.mark.parametrize("name", ["language", "images"])
 def test_the_program_waits_for_nothing_but_the_comparison_behind_backward(name: str, device: Simulated) -> None:
     model, x = made(name)
-    stash = ts.stash("recompute | cpu_offload", framework="torch", min_bytes=0)
+    stash = ts.stash(
+        "recompute | cpu_offload", framework="torch", min_bytes=256
+    )  # workers wait for masks that they pack
     for _ in range(3):
         before = device.waits()
         with stash:
