@@ -16,7 +16,6 @@ MOST_SHARE = 256 * 2**20
 
 _LEAST_SHARE = 2**20
 _LEAST_DEVICE_SHARE = 64 * 2**10
-_FEW = 2 * 2**20
 _PARTS = 16
 _LARGEST = 2
 _MOST_OF_STEP = 4
@@ -158,8 +157,7 @@ def share_of(step_bytes: int, largest: int) -> int:
     """Return how many bytes may be under way in one direction, of a step that saves so many.
 
     A sixteenth, and room for two of the largest tensors, so that one is on its way while the next arrives; but never
-    more than a quarter: at least half of the bytes that the policy takes away are always gone. Of a small step it may
-    be an eighth, up to 2 MiB: with less, the handover takes most of the time.
+    more than a quarter: at least half of the bytes that the policy takes away are always gone.
 
     Args:
         step_bytes: saved by the step.
@@ -168,9 +166,7 @@ def share_of(step_bytes: int, largest: int) -> int:
     >>> [share_of(n * 2**20, 2**20) // 2**20 for n in (0, 8, 40, 320, 8000)]
     [1, 2, 2, 20, 256]
     """
-    share = max(
-        step_bytes // _PARTS, min(_LARGEST * largest, step_bytes // _MOST_OF_STEP), min(_FEW, 2 * step_bytes // _PARTS)
-    )
+    share = max(step_bytes // _PARTS, min(_LARGEST * largest, step_bytes // _MOST_OF_STEP))
     return min(max(share, _LEAST_SHARE), MOST_SHARE)
 
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import py_object, pythonapi
+from functools import partial
 from warnings import warn
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from tensorstash.host.arrays import Array, lender
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.free_space import FreeSpace
-from tensorstash.host.pages import BLOCK, mapped_pages, physical_bytes
+from tensorstash.host.pages import BLOCK, mapped_pages, physical_bytes, round_up
 from tensorstash.sizes import format_bytes
 
 _UNIT = 512
@@ -126,22 +127,18 @@ class PinnedMemory:
         with self._lock:
             if self._returned:
                 self._settle()
-            for chunk in self._chunks:
-                free = chunk.space.by_size
-                if free and free[-1][0] >= size and (start := chunk.space.take(size)) is not None:
-                    break
-            else:
-                chunk_or_none = self._new_chunk(size)
-                if chunk_or_none is None:
-                    return None
-                chunk, start = chunk_or_none, chunk_or_none.space.take(size)
-                assert start is not None, "a chunk that is too small"
+            fits = (chunk for chunk in self._chunks if chunk.by_size and chunk.by_size[-1][0] >= size)
+            chunk = next(fits, None) or self._new_chunk(size)
+            if chunk is None:
+                return None
+            start = chunk.take(size)
+            assert start is not None, "a chunk that is too small"
             chunk.last_step = self._step
             # A view of an array refers to the array itself only if that one's memory belongs to something else: hence
             # the detour over a memoryview, without which the loan could end while a view is alive.
             lent: Array = np.frombuffer(chunk.memory[start : start + size].data, np.uint8)
             loan = _Loan(lent, self._return)
-            loan.chunk, loan.start, loan.size = chunk, start, size
+            loan.back = partial(chunk.give, start, size)
             self._loans.add(loan)
         return lent[:nbytes]
 
@@ -160,7 +157,7 @@ class PinnedMemory:
             loan = self._returned.popleft()
             if loan in self._loans:
                 self._loans.discard(loan)
-                loan.chunk.space.give(loan.start, loan.size)
+                loan.back()
 
     def _new_chunk(self, size: int) -> "_Chunk | None":
         wanted = max(size, min(max(self.locked_bytes // _PART_OF_ALL, _LEAST_CHUNK), _MOST_CHUNK))
@@ -169,7 +166,7 @@ class PinnedMemory:
             self._chunks = [chunk for chunk in self._chunks if not chunk.is_idle]
         room = self._budget - self.locked_bytes
         problem: object = f"the limit is {format_bytes(self._budget)}"
-        for nbytes in sorted({-(-min(wanted, room) // BLOCK) * BLOCK, -(-size // BLOCK) * BLOCK}, reverse=True):
+        for nbytes in sorted({round_up(min(wanted, room)), round_up(size)}, reverse=True):
             if size <= nbytes <= room:
                 try:
                     chunk = _Chunk(self._locked_pages(nbytes))
@@ -191,28 +188,26 @@ class PinnedMemory:
         return None
 
 
-class _Chunk:
+class _Chunk(FreeSpace):
     """Pages that are locked together, and those of their bytes that are free."""
 
-    __slots__ = ("last_step", "memory", "space")
+    __slots__ = ("last_step", "memory")
 
     def __init__(self, memory: Array) -> None:
+        super().__init__(memory.nbytes)
         self.memory = memory
         self.last_step = 0
-        self.space = FreeSpace(memory.nbytes)
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody uses any of it."""
-        return self.space.free_bytes == self.memory.nbytes
+        return self.free_bytes == self.memory.nbytes
 
 
 class _Loan(weakref.ref[Array]):
     """A block that is in use, as long as an array of it lives. Equal only to itself."""
 
-    __slots__ = ("chunk", "size", "start")
+    __slots__ = ("back",)
     __hash__ = object.__hash__
     __eq__ = object.__eq__
-    chunk: _Chunk
-    start: int
-    size: int
+    back: Callable[[], None]

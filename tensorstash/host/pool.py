@@ -151,7 +151,9 @@ class PagePool:
         while self._returned and not self._lock.locked():  # which it is where this thread holds it
             with self._lock:
                 self._settle()
-                self._trim(min(self._limit, self._worth, self._most_together - self._used))
+                most_bytes = min(self._limit, self._worth, self._most_together - self._used)
+                if self.idle_bytes > most_bytes:
+                    self._trim(most_bytes)
 
     def _settle(self) -> None:
         """Take back buffers that have been returned."""

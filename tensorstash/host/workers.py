@@ -57,7 +57,16 @@ class Workers:
                 if thread.job is not None and thread.since < earliest:
                     self.abandon()
                     break
-            if not pool.takes(job):
+            with pool._lock:
+                is_served = not pool._is_stopped
+                if is_served:
+                    pool._todo.append(job)
+                    if len(pool.threads) < pool._limit and not pool._has_hands():
+                        pool._todo.pop()
+                        is_served = False
+            if is_served:
+                pool._calls.put(None)
+            else:
                 job.run()
             return job
         except BaseException:
@@ -102,18 +111,6 @@ class _ThreadPool:
         self._is_stopped = False
         self._owner = weakref.ref(owner, self._calls.put)
         weakref.finalize(self, _await_end, self._todo, self._calls, self.threads)
-
-    def takes(self, job: Future[Any]) -> bool:
-        """Have a thread do work; return False if there is none."""
-        with self._lock:
-            if self._is_stopped:
-                return False
-            self._todo.append(job)
-            if len(self.threads) < self._limit and not self._has_hands():
-                self._todo.pop()
-                return False
-        self._calls.put(None)
-        return True
 
     def abandon(self, timeout_s: float) -> None:
         """Leave to themselves the threads whose work takes too long."""

@@ -67,7 +67,7 @@ class Auditor:
     def audit(self) -> None:
         for store, config in list(self.stores.items()):
             taken = store.used_bytes
-            if isinstance(store, DiskStore) and store.slab is not None:
+            if isinstance(store, DiskStore) and not store.slab.file.closed:
                 taken = max(taken, os.fstat(store.slab.file.fileno()).st_size)
             if config.budget is not None and taken > config.budget:
                 self.excess.append(f"{taken} bytes in {config!r}")

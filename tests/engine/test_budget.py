@@ -6,20 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensorstash.host import budget as budget_module
 from tensorstash.host.budget import ByteBudget
 
 
 @pytest.mark.parametrize("drop", [False, True])
-def test_a_waiting_request_gets_what_another_thread_gives_back(drop):
+def test_a_waiting_request_gets_what_another_thread_gives_back(drop, monkeypatch):
+    if not drop:
+        monkeypatch.setattr(budget_module, "LOOK_AGAIN_S", 60)
     budget = ByteBudget(10)
     lease = budget.try_acquire(6)
     got = []
     waiter = threading.Thread(target=lambda: got.append(budget.acquire(5, timeout_s=60)))
     waiter.start()
+    while not budget._bells:
+        pass
     if not drop:
         lease.release()
     lease = None
-    waiter.join()
+    waiter.join(30)
     assert got[0] is not None
     assert budget.used == 5
 

@@ -55,7 +55,6 @@ class Slab:
     def __init__(self, directory: str, calls: Syscalls, *, direct: bool, limit_bytes: int | None) -> None:
         self.directory = directory
         self.size = 0
-        self.pid = os.getpid()
         self._calls = calls
         self._limit = None if limit_bytes is None else limit_bytes // BLOCK * BLOCK
         self._space = FreeSpace()

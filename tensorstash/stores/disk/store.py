@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tensorstash.errors import ConfigError, SlotGoneError, StoreError, StoreFullError
+from tensorstash.errors import ConfigError, SlotGoneError, StoreFullError
 from tensorstash.host.arrays import Array, address, copied, whole_pages
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import HUGE_PAGE, round_up
@@ -87,8 +87,8 @@ class DiskStore:
     """The live store of :class:`Disk`. Thread-safe.
 
     A record that nobody refers to is deleted, also where an interrupt has kept :meth:`delete` from being called. Only
-    threads that no interrupt reaches put and get records, which the engine sees to. A forked
-    child stores into files of its own, and does not read those of before the fork.
+    threads that no interrupt reaches put and get records, which the engine sees to. In a forked child it is closed, and
+    the parent goes on with the file.
 
     Args:
         config: of the store.
@@ -100,63 +100,50 @@ class DiskStore:
 
     def __init__(self, config: Disk, calls: Syscalls | None = None) -> None:
         self._config = config
-        self._calls = calls or Syscalls()
-        self._closed = False
-        self._begin()
-        self.slab: Slab | None = self._opened()
-        renew_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Leave files and records to the parent, which goes on writing where they are."""
-        self._shut()
-        self._begin()
-
-    def _begin(self) -> None:
+        self._closed = ""  # the reason
         self._lock = threading.Lock()
         self._users = 0
         self._spaces: set[Space] = set()
         self._dropped: deque[Space] = deque()
         self._drops = self._dropped.append  # one for all: the collector looks at each
-
-    def _opened(self) -> Slab:
-        config = self._config
         limit = None if config.budget is None else parse_bytes(config.budget, path="disk.budget")
         (directory,) = config.directories
-        slab = Slab(directory, self._calls, direct=config.direct, limit_bytes=limit)
-        weakref.finalize(self, slab.close)
-        return slab
+        self.slab = Slab(directory, calls or Syscalls(), direct=config.direct, limit_bytes=limit)
+        weakref.finalize(self, self.slab.close)
+        renew_after_fork(self)
 
-    def _shut(self) -> None:
-        if self.slab is not None:
-            self.slab.close()
-            self.slab = None
+    def after_fork(self) -> None:
+        """Leave the file to the parent; its threads, which are not here, may have held the lock."""
+        self._lock = threading.Lock()
+        self._closed = f"the parent's of this forked process: its records are in process {os.getppid()}"
+        self.slab.close()
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the budget that slots take, in whole blocks."""
         with self._lock:
-            if self.slab is None:
+            if self._closed:
                 return 0
-            self._settle(self.slab)
+            self._settle()
             return self.slab.used_bytes
 
     @property
     def file_bytes(self) -> int:
         """Bytes of disk that the store takes, free space inside its file included; never above the budget."""
-        return 0 if self.slab is None else self.slab.size
+        return 0 if self._closed else self.slab.size
 
     @property
     def direct(self) -> bool:
         """Whether the page cache is bypassed."""
-        return self.slab is not None and self.slab.direct
+        return self.slab.direct
 
     def put(self, data: Array, /) -> Slot:
         """Write ``data`` to disk and return its slot; the array is not kept.
 
         Raises:
             StoreFullError: the budget is used up, or a device is full. Nothing was stored, the store stays usable.
-            StoreError: a device refused, or this process is a fork of the one that opened the store.
-            SlotGoneError: the store is closed.
+            StoreError: a device refused.
+            SlotGoneError: the store is closed, as in a fork of the process that opened it.
         """
         is_in_place = is_long(data)
         if is_in_place and address(data) % ALIGNMENT:
@@ -181,9 +168,9 @@ class DiskStore:
         """Return a private, writable copy of the bytes that were put, at a multiple of 64.
 
         Raises:
-            SlotGoneError: the slot was deleted, or the store is closed.
+            SlotGoneError: the slot was deleted, or the store is closed, as in a fork of the process that opened it.
             CorruptDataError: the bytes are not those that were put.
-            StoreError: a device refused, or this process is a fork of the one that opened the store.
+            StoreError: a device refused.
         """
         record = self._begin_get(slot)
         try:
@@ -211,20 +198,17 @@ class DiskStore:
 
     def close(self) -> None:
         """Close the file, which is gone with that; idempotent. Calls that are running end first."""
-        self._closed = True
+        self._closed = self._closed or "closed"
         with self._lock:
             if not self._users:
-                self._shut()
+                self.slab.close()
 
     def _begin_put(self, data: Array) -> Record:
         """Return a record with space, which stays in use, as the file stays open, until :meth:`_end`."""
         with self._lock:
             self._refuse_closed()
-            if self.slab is None:  # this process is a fork
-                self.slab = self._opened()
-            slab = self.slab
-            self._settle(slab)
-            record = Record(data.size, slab, self._allocate(data.size, slab), turn_of(data, slab.address_unit))
+            self._settle()
+            record = Record(data.size, self.slab, self._allocate(data.size), turn_of(data, self.slab.address_unit))
             record.space = space = Space(record, self._drops)
             space.pieces = record.pieces
             self._spaces.add(space)
@@ -235,13 +219,8 @@ class DiskStore:
         """Return a record that is held, which stays in use, as the file stays open, until :meth:`_end`."""
         with self._lock:
             self._refuse_closed()
-            if not isinstance(slot, Record) or not slot.is_live or not self._knows(slot):
+            if not isinstance(slot, Record) or not slot.is_live or slot.space not in self._spaces:
                 raise SlotGoneError(f"{self._config!r} holds no such slot: it was deleted")
-            if slot.slab.pid != os.getpid():
-                raise StoreError(
-                    f"{self._config!r}: a record of {slot.nbytes} bytes was stored before this process was forked and "
-                    f"is the parent's; run forward again in this process, or backward in process {slot.slab.pid}"
-                )
             slot.users += 1
             self._users += 1
         return slot
@@ -251,11 +230,7 @@ class DiskStore:
             record.users -= 1
             self._users -= 1
             if self._closed and not self._users:
-                self._shut()
-
-    def _knows(self, record: Record) -> bool:
-        """Whether it was put here, or nobody can tell since that was before a fork."""
-        return record.space in self._spaces or record.slab.pid != os.getpid()
+                self.slab.close()
 
     def _drop(self, record: Record) -> None:
         record.is_live = False
@@ -264,9 +239,9 @@ class DiskStore:
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise SlotGoneError(f"{self._config!r} is closed")
+            raise SlotGoneError(f"{self._config!r} is {self._closed}")
 
-    def _settle(self, slab: Slab) -> None:
+    def _settle(self) -> None:
         """Take back the space of dropped records, each once, but of those that are in use."""
         for _ in range(len(self._dropped)):
             space = self._dropped.popleft()
@@ -275,22 +250,22 @@ class DiskStore:
             elif space in self._spaces:
                 self._spaces.discard(space)
                 for piece in space.pieces:
-                    slab.give(piece.extent)
+                    self.slab.give(piece.extent)
 
-    def _allocate(self, nbytes: int, slab: Slab) -> list[Piece]:
+    def _allocate(self, nbytes: int) -> list[Piece]:
         """Return pieces for a record: one, or more where the free space lies in parts."""
         pieces: list[Piece] = []
         start = 0
         try:
             while start < nbytes:
-                extent = slab.take(round_up(nbytes - start))
+                extent = self.slab.take(round_up(nbytes - start))
                 if extent is None:
                     raise StoreFullError("raise the budget")
                 pieces.append(Piece(extent, start, min(start + extent.size, nbytes)))
                 start += extent.size
         except BaseException as error:
             for piece in pieces:
-                slab.give(piece.extent)
+                self.slab.give(piece.extent)
             if isinstance(error, StoreFullError):
                 raise StoreFullError(
                     f"{self._config!r}: a record of {nbytes} bytes does not fit, {format_bytes(self.file_bytes)} are "
