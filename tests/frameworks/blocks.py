@@ -1,8 +1,13 @@
 """Models of blocks for tests of checkpoints."""
 
+import operator
 import random
+from contextlib import nullcontext
 
 import numpy as np
+import pytest
+
+import tensorstash as ts
 
 
 class Blocks:
@@ -45,16 +50,26 @@ class Blocks:
 
         self.lab, self._block, self._model = framework.lab, Block, Model
 
-    def model(self, before=None, after=None, state=lambda: None, *, call=lambda block, x: block(x), depth=3):
-        """Return blocks with the same weights every time."""
+    def model(self, before=None, after=None, state=lambda: None, *, call=operator.call, made=None, depth=3):
+        """Return blocks with the same weights every time.
+
+        Args:
+            before: what a block does to its input.
+            after: what it does to its output.
+            state: makes what its calls may change in place.
+            call: calls a block with its input.
+            made: makes another block of each.
+            depth: the number of blocks.
+        """
         self.lab.seed(0)
-        return self._model([self._block(before, after, state) for _ in range(depth)], call)
+        blocks = [self._block(before, after, state) for _ in range(depth)]
+        return self._model(list(map(made, blocks)) if made else blocks, call)
 
     def attributes(self, model):
         """Return the names of all attributes of the modules."""
         return [set(vars(part)) for _, part in self.lab.backend.named_modules(model)]
 
-    def trained(self, model, x, steps=3, look=lambda: None):
+    def trained(self, model, x, steps=2, look=lambda: None):
         """Train; return the bits of every gradient, of the weights and of the random numbers that come next."""
         self.lab.seed(2)
         random.seed(3)
@@ -68,3 +83,13 @@ class Blocks:
                     self.lab.descend(weight, 0.01)
             look()
         return [*found, *(value.tobytes() for value in self.lab.state(model).values()), self.lab.draw()]
+
+    def trained_alike(self, made, x, policy="checkpoint | compress", *, why=""):
+        """Train what is made without a policy and under one, with equal results; return the statistics."""
+        expected = self.trained(made(), x)
+        handle = ts.wrap(model := made(), policy, min_bytes=0)
+        with pytest.warns(ts.TensorStashWarning, match=why) if why else nullcontext():
+            assert self.trained(model, x) == expected
+        for block in (block for block in model.blocks if hasattr(block, "first")):
+            assert all(getattr(part, "state", block.first) is block.first for part in (block, block.up))
+        return handle.stats()

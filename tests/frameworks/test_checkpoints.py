@@ -1,6 +1,7 @@
 """Blocks under ``checkpoint``: results as without, the model as it was, and no block that cannot repeat."""
 
 import copy
+import operator
 import pickle
 import random
 from collections import deque
@@ -37,14 +38,10 @@ def x(framework):
 
 @pytest.mark.parametrize("rest", ["", REST, " | disk_spill", " | recompute | compress"])
 def test_only_what_goes_into_the_blocks_follows_the_rest_of_the_chain(framework, blocks, rest):
-    x = framework.batch(requires_grad=True)
-    plain, model = blocks.trained(blocks.model(), x, 1), blocks.model()
-    handle = ts.wrap(model, f"checkpoint{rest}", min_bytes=0)
-    assert blocks.trained(model, x, 1) == plain
-    stats = handle.stats()
+    stats = blocks.trained_alike(blocks.model, framework.batch(requires_grad=True), f"checkpoint{rest}")
     assert stats.blocks == {CHECKPOINTED: BLOCKS}
-    assert stats.seen.tensors == 3
-    assert stats.stashed.tensors == (3 if rest else 0)
+    assert stats.seen.tensors == 6
+    assert stats.stashed.tensors == (6 if rest else 0)
 
 
 def test_the_model_is_as_it_was_after_the_wrap(blocks, x):
@@ -108,10 +105,6 @@ def appends(block, x, seen):
     return x
 
 
-def straight(block, x):
-    return block(x * 1)
-
-
 def differentiates(block, y):
     if not block.of.lab.requires_grad(y):
         return y
@@ -133,20 +126,20 @@ def reads_a_codebook(block, x):
 
 
 BOTH = [
-    ("keeps a value of its own in calls", None, counts, straight),
-    ("keeps a value of its own in total", None, sums, straight),
-    ("computes gradients of its own", None, differentiates, straight),
-    ("saves other values", reads_a_codebook, None, straight),
-    ("writes its weights in place", clamps, None, straight),
-    ("writes its arguments in place", lambda block, x: x.tanh_(), None, straight),
+    ("keeps a value of its own in calls", None, counts, operator.call),
+    ("keeps a value of its own in total", None, sums, operator.call),
+    ("computes gradients of its own", None, differentiates, operator.call),
+    ("saves other values", reads_a_codebook, None, operator.call),
+    ("writes its weights in place", clamps, None, operator.call),
+    ("writes its arguments in place", lambda block, x: x.tanh_(), None, lambda block, x: block(x * 1)),
     ("writes its arguments in place", appends, None, lambda block, x: block(x, [])),
     ("takes a Cache", appends, None, lambda block, x: block(x, Cache())),
 ]
 UNREPEATABLE = {
     "torch": [
         *BOTH,
-        ("draws numbers from Python's random", None, lambda block, y: y * (1 + random.random()), straight),
-        ("draws numbers from NumPy's random", None, lambda block, y: y * float(np.random.rand()), straight),
+        ("draws numbers from Python's random", None, lambda block, y: y * (1 + random.random()), operator.call),
+        ("draws numbers from NumPy's random", None, lambda block, y: y * float(np.random.rand()), operator.call),
     ],
     "paddle": [*BOTH, ("returns a Found", None, lambda block, y: Found(y), lambda block, x: block(x).y)],
 }
@@ -158,14 +151,13 @@ UNREPEATABLE = {
     indirect=["framework"],
 )
 def test_a_block_that_cannot_be_repeated_is_left_to_the_rest_and_named(blocks, x, why, before, after, call):
-    plain, model = (blocks.model(before, after, call=call) for _ in range(2))
-    for block in (*plain.blocks, *model.blocks):
-        block.register_buffer("code", blocks.lab.tensor(np.zeros(16, np.float32)))
-    expected = blocks.trained(plain, x)
-    handle = ts.wrap(model, "checkpoint | compress", min_bytes=0)
-    with pytest.warns(ts.TensorStashWarning, match=f"not repeated, since each {why}"):
-        assert blocks.trained(model, x) == expected
-    stats = handle.stats()
+    def made():
+        model = blocks.model(before, after, call=call)
+        for block in model.blocks:
+            block.register_buffer("code", blocks.lab.tensor(np.zeros(16, np.float32)))
+        return model
+
+    stats = blocks.trained_alike(made, x, why=f"not repeated, since each {why}")
     assert not stats.blocks.get(CHECKPOINTED)
     assert any(why in treatment for treatment in stats.blocks)
     assert why in stats.advice
@@ -269,13 +261,9 @@ STATES = {
     indirect=["framework"],
 )
 def test_the_state_of_a_block_advances_by_its_own_calls_alone(blocks, x, state, act):
-    plain, model = (blocks.model(None, act, state) for _ in range(2))
-    expected = blocks.trained(plain, x)
-    handle = ts.wrap(model, "checkpoint | compress", min_bytes=0)
-    with pytest.warns(ts.TensorStashWarning, match="not repeated, since each keeps a value of its own in state"):
-        assert blocks.trained(model, x) == expected
-    assert not handle.stats().blocks.get(CHECKPOINTED)
-    assert all(block.state is block.first is block.up.state for block in model.blocks)
+    refused = "not repeated, since each keeps a value of its own in state"
+    stats = blocks.trained_alike(lambda: blocks.model(None, act, state), x, why=refused)
+    assert not stats.blocks.get(CHECKPOINTED)
 
 
 def test_a_block_whose_state_cannot_be_copied_is_called_once(blocks, x, tmp_path):
@@ -283,14 +271,11 @@ def test_a_block_whose_state_cannot_be_copied_is_called_once(blocks, x, tmp_path
         block.state["to"].write("called\n")
         return y
 
-    with (tmp_path / "plain").open("a") as plain, (tmp_path / "wrapped").open("a") as log:
-        expected = blocks.trained(blocks.model(None, logs, lambda: {"to": plain}), x, 2)
-        handle = ts.wrap(model := blocks.model(None, logs, lambda: {"to": log}), "checkpoint | compress", min_bytes=0)
+    with (tmp_path / "log").open("a") as log:
         refused = "not repeated, since each holds state that cannot be copied .*TextIOWrapper"
-        with pytest.warns(ts.TensorStashWarning, match=refused):
-            assert blocks.trained(model, x, 2) == expected
-    assert not handle.stats().blocks.get(CHECKPOINTED)
-    assert (tmp_path / "plain").read_text() == (tmp_path / "wrapped").read_text()
+        stats = blocks.trained_alike(lambda: blocks.model(None, logs, lambda: {"to": log}), x, why=refused)
+    assert not stats.blocks.get(CHECKPOINTED)
+    assert len((tmp_path / "log").read_text().splitlines()) == 2 * 2 * 3  # twice two steps of three blocks
 
 
 def test_a_first_call_that_raises_leaves_the_random_numbers_that_it_has_drawn(blocks, x):

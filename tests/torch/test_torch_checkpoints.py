@@ -68,15 +68,6 @@ def test_gradients_and_weights_are_those_of_the_frameworks_own(name, precision, 
     assert all(same_bits(buffers[1], other) for other in buffers[2:])  # statistics are counted once
 
 
-def assert_checkpointed_as_plain(make, x, look=lambda model: None):
-    """Train blocks without a policy and checkpointed: the results are equal."""
-    expected = BLOCKS.trained(plain := make(), x, look=lambda: look(plain))
-    handle = ts.wrap(model := make(), "checkpoint | compress", min_bytes=0)
-    assert BLOCKS.trained(model, x, look=lambda: look(model)) == expected
-    assert set(handle.stats().blocks) == {CHECKPOINTED}
-    return handle
-
-
 class Unwritten(torch.autograd.Function):
     """Saves memory that nobody has written, as flash attention does on CUDA."""
 
@@ -91,7 +82,8 @@ class Unwritten(torch.autograd.Function):
 
 
 def test_a_random_state_that_nobody_has_written_does_not_tell_two_calls_apart(x):
-    assert_checkpointed_as_plain(lambda: BLOCKS.model(after=lambda block, y: Unwritten.apply(y)), x)
+    stats = BLOCKS.trained_alike(lambda: BLOCKS.model(after=lambda block, y: Unwritten.apply(y)), x)
+    assert set(stats.blocks) == {CHECKPOINTED}
 
 
 def test_a_block_that_reads_what_it_refers_to_is_checkpointed(x):
@@ -107,21 +99,20 @@ def test_a_block_that_reads_what_it_refers_to_is_checkpointed(x):
             block.lookup = {"by name": (block.up, torch.arange(16)), "empty": np.zeros(()), "size": torch.Size([2])}
             block.unused = [random.Random(1), np.random.default_rng(2), np.random.RandomState(3), np.float32(4)]
             block.unused += [random.SystemRandom(), iter([5]), block.unused]
-        scale(model)
-        return model
-
-    def scale(model):
         for block in model.blocks:
             block.scale = model.blocks[0].up.bias[:1] * 2
+        return model
 
-    assert_checkpointed_as_plain(referring, x, scale)
+    plain = referring()
+    expected = BLOCKS.trained(plain, x, 1)
+    handle = ts.wrap(model := referring(), "checkpoint | compress", min_bytes=0)
+    assert BLOCKS.trained(model, x, 1) == expected
+    assert set(handle.stats().blocks) == {CHECKPOINTED}
 
 
 def test_weights_that_a_first_call_makes_are_those_of_plain_training(x):
     def lazy():
-        model = BLOCKS.model()
-        model.blocks = nn.ModuleList(nn.Sequential(nn.LazyLinear(16), nn.Dropout(0.1)) for _ in range(3))
-        return model
+        return BLOCKS.model(made=lambda block: nn.Sequential(nn.LazyLinear(16), nn.Dropout(0.1)))
 
     def made(model):
         torch.manual_seed(2)
@@ -156,24 +147,18 @@ def flagged(block):
 
 
 ALREADY_SO = {
-    "flag": flagged,
-    "wrapper": checkpoint_wrapper,
-    "inside": lambda block: Inside(block, False),
-    "inside, reentrant": lambda block: Inside(block, True),
+    "flag": {"made": flagged},
+    "wrapper": {"made": checkpoint_wrapper},
+    "inside": {"made": lambda block: Inside(block, False)},
+    "inside, reentrant": {"made": lambda block: Inside(block, True)},
+    "around": {"call": around(False)},
 }
 
 
-@pytest.mark.parametrize("how", [*ALREADY_SO, "around"])
+@pytest.mark.parametrize("how", ALREADY_SO)
 def test_a_model_that_checkpoints_already_is_left_alone(x, how):
-    x.requires_grad_()
-    model = BLOCKS.model(call=around(False)) if how == "around" else BLOCKS.model()
-    if how != "around":
-        model.blocks = nn.ModuleList(map(ALREADY_SO[how], model.blocks))
-    plain = BLOCKS.trained(BLOCKS.model(), x)
-    handle = ts.wrap(model, "checkpoint | compress", min_bytes=0)
-    found = BLOCKS.trained(model, x)
-    assert [each for each in found if isinstance(each, bytes)] == [each for each in plain if isinstance(each, bytes)]
-    assert list(handle.stats().blocks) == [ALREADY]
+    stats = BLOCKS.trained_alike(partial(BLOCKS.model, **ALREADY_SO[how]), x.requires_grad_())
+    assert list(stats.blocks) == [ALREADY]
 
 
 # The compiler looks at .grad of its inputs, which are no leaves between blocks, and PyTorch warns of that.
@@ -195,7 +180,7 @@ def test_what_is_compiled_is_checkpointed_and_equal(x, how):
     run = torch.compile(model, backend="aot_eager") if how == "model" else model
     assert BLOCKS.trained(run, x) == plain
     assert set(handle.stats().blocks) == {CHECKPOINTED}
-    assert handle.stats().seen.tensors == 9
+    assert handle.stats().seen.tensors == 6
 
 
 @pytest.mark.filterwarnings("ignore:.*smaller than min_bytes")
@@ -228,13 +213,12 @@ class Adapter(nn.Module):
 
 
 def test_adapters_on_frozen_blocks_are_as_without(x):
-    def adapted():
-        model = BLOCKS.model().requires_grad_(False)
-        for block in model.blocks:
-            block.up = Adapter(block.up)
-        return model
+    def adapted(block):
+        block.requires_grad_(False).up = Adapter(block.up)
+        return block
 
-    assert_checkpointed_as_plain(adapted, x)
+    stats = BLOCKS.trained_alike(lambda: BLOCKS.model(made=adapted), x)
+    assert set(stats.blocks) == {CHECKPOINTED}
 
 
 def test_gradients_are_accumulated_and_kept_graphs_run_twice(x):
