@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.device.simulated import compiler, library
+from tests.processes import Program, output_of
 
 ON_DEVICE = Path(__file__).resolve().with_name("on_device")
-ROOT = ON_DEVICE.parents[2]
 
 LEAVES_WITH_COPIES_UNDER_WAY = """
+import warnings
+warnings.simplefilter("error")
 from tests.device.simulated import simulated
 device = simulated()
 import tensorstash as ts
@@ -64,12 +66,9 @@ def test_on_the_device() -> None:
 
 
 def test_no_thread_touches_a_device_that_the_program_does_not_use() -> None:
-    command = [sys.executable, "-c", TRAINS_ON_THE_SECOND]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
-    assert (done.returncode, done.stdout) == (0, "[1]\n"), done.stderr
+    assert output_of(TRAINS_ON_THE_SECOND) == "[1]\n"
 
 
 def test_a_program_may_end_with_copies_under_way() -> None:
-    command = [sys.executable, "-W", "error", "-c", LEAVES_WITH_COPIES_UNDER_WAY]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    with Program(LEAVES_WITH_COPIES_UNDER_WAY) as program:
+        assert program.wait() == (0, "")

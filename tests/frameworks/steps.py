@@ -1,6 +1,7 @@
-"""Steps of a wrapped model, and whether its saved tensors are stashed."""
+"""Steps of a wrapped model, whether its saved tensors are stashed, and scopes that are noted."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import tensorstash as ts
@@ -39,3 +40,14 @@ def assert_stands_aside(handle: ts.Wrapped, model: Any, x: Any) -> list[bytes]:
     gradients = train(model, x)
     assert handle.stats().seen == before
     return gradients
+
+
+def noting(entered: list[Any], name: Any) -> Callable[[], AbstractContextManager[None]]:
+    """Return a scope that notes each entry."""
+
+    @contextmanager
+    def scope() -> Iterator[None]:
+        entered.append(name)
+        yield
+
+    return scope

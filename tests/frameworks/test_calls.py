@@ -4,14 +4,13 @@ import copy
 import gc
 import pickle
 import weakref
-from contextlib import contextmanager
 
 import pytest
 from inside import session_of
 
 import tensorstash as ts
 from tensorstash.errors import ConfigError
-from tests.frameworks.steps import assert_stands_aside, assert_stashes, train, wrapped
+from tests.frameworks.steps import assert_stands_aside, assert_stashes, noting, train, wrapped
 
 
 def test_a_deep_copy_is_wrapped_until_it_or_the_original_is_unwrapped(framework):
@@ -76,15 +75,6 @@ def test_no_hooks_are_left_whatever_is_raised(framework, error):
     before = handle.stats().seen
     framework.save_one()
     assert handle.stats().seen == before
-
-
-def noting(entered, name):
-    @contextmanager
-    def scope():
-        entered.append(name)
-        yield
-
-    return scope
 
 
 def attributes(model):

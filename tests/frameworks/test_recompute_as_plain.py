@@ -4,23 +4,15 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+import torch
 
 import tensorstash as ts
 from tests.frameworks.steps import bits
+from tests.samples import pairwise
 
 pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track:UserWarning")
 
 WIDTH, ROWS = 16, 24
-
-POLICIES = pytest.mark.parametrize("policy", ["recompute", "recompute | disk_spill"])
-
-
-NORMS = {
-    "layer norm": lambda of: of.nn.LayerNorm(WIDTH),
-    "layer norm, another eps": lambda of: of.nn.LayerNorm(WIDTH, 1e-12),
-    "rms norm": lambda of: of.nn.RMSNorm(WIDTH),
-    "batch norm": lambda of: of.batch_norm(),
-}
 
 
 def embedding_changed_between_backwards(framework, around):
@@ -46,11 +38,77 @@ def bias_of_a_sum_changed_before_backward(framework, around):
     return [*first.parameters(), *last.parameters()]
 
 
-PROGRAMS = [embedding_changed_between_backwards, bias_of_a_sum_changed_before_backward]
+def bias_changed_between_backwards(framework, around):
+    norm, last = framework.batch_norm(), framework.nn.Linear(WIDTH, WIDTH)
+    with around:
+        hidden = last(framework.nn.functional.relu(norm(framework.batch())))
+        first, second = hidden.square().sum(), hidden.sin().sum()
+        del hidden
+    first.backward(retain_graph=True)
+    with framework.no_grad():
+        norm.bias[...] = norm.bias + 1.0
+    second.backward()
+    return [*norm.parameters(), *last.parameters()]
 
 
-@POLICIES
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__.replace("_", " "))
+def embedding_that_renormalizes_used_twice(framework, around):
+    nn = framework.nn
+    table, norm, last = nn.Embedding(6, WIDTH, max_norm=1.0), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+    rows = torch.arange(8) % 6
+    with around:
+        loss = last(norm(table(rows))).square().sum()
+        with torch.no_grad():
+            table.weight.mul_(3)
+        loss = loss + last(norm(table(rows.flip(0)))).sin().sum()
+    loss.backward()
+    return [*norm.parameters(), *last.parameters()]
+
+
+def cast_weight_changed_before_backward(framework, around):
+    layer, inputs = framework.nn.Linear(WIDTH, WIDTH), framework.batch(requires_grad=True)
+    with around, torch.autocast("cpu", torch.bfloat16):
+        loss = layer(inputs).float().square().sum()
+    with torch.no_grad():
+        layer.weight.zero_()
+    loss.backward()
+    return [inputs, *layer.parameters()]
+
+
+def weights_shared_with_other_processes(framework, around):
+    nn = framework.nn
+    norm, scale, last = nn.LayerNorm(WIDTH), nn.Parameter(torch.randn(600, WIDTH)), nn.Linear(WIDTH, WIDTH)
+    weights, leaf = [*norm.parameters(), scale, *last.parameters()], framework.batch(600, requires_grad=True)
+    for each in weights:
+        each.data.share_memory_()
+    with around:
+        loss = last(norm(leaf.sin())).square().sum()
+        loss = loss + last(nn.functional.gelu(leaf.cos()) * scale).square().sum()
+    for each in weights:
+        each.data.mul_(0.5)  # as another process does: nobody counts it
+    loss.backward()
+    return [leaf, *weights]
+
+
+BOTH = [embedding_changed_between_backwards, bias_of_a_sum_changed_before_backward]
+PROGRAMS = {
+    "torch": [
+        *BOTH,
+        bias_changed_between_backwards,
+        embedding_that_renormalizes_used_twice,
+        cast_weight_changed_before_backward,
+        weights_shared_with_other_processes,
+    ],
+    "paddle": BOTH,
+}
+POLICIES = ["recompute", "recompute | disk_spill"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("framework", "program"),
+    [pytest.param(of, each, id=f"{of}, {each.__name__}") for of in PROGRAMS for each in PROGRAMS[of]],
+    indirect=["framework"],
+)
 def test_a_parameter_that_autograd_does_not_need_may_change(framework, program, policy):
     def gradients(around):
         framework.lab.seed(0)
@@ -61,14 +119,25 @@ def test_a_parameter_that_autograd_does_not_need_may_change(framework, program, 
         assert gradients(around) == gradients(nullcontext())
 
 
-@POLICIES
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -0.0])
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("steps", [(1, 0, 1), (0, 1, 0)], ids=["first", "later"])
-def test_a_norm_of_nan_or_infinity_has_the_plain_gradient(framework, steps, norm, value, policy):
+NORMS = {
+    "layer norm": lambda of: of.nn.LayerNorm(WIDTH),
+    "layer norm, another eps": lambda of: of.nn.LayerNorm(WIDTH, 1e-12),
+    "rms norm": lambda of: of.nn.RMSNorm(WIDTH),  # PaddlePaddle has no such layer
+    "batch norm": lambda of: of.batch_norm(),
+}
+CASES = pairwise(
+    PROGRAMS,
+    NORMS,
+    [np.nan, np.inf, -np.inf, -0.0],
+    [(1, 0, 1), (0, 1, 0)],
+    POLICIES,
+    exists=lambda of, norm, *_: (of, norm) != ("paddle", "rms norm"),
+)
+
+
+@pytest.mark.parametrize(("framework", "norm", "value", "steps", "policy"), CASES, indirect=["framework"])
+def test_a_norm_of_nan_or_infinity_has_the_plain_gradient(framework, norm, value, steps, policy):
     nn = framework.nn
-    if norm == "rms norm" and not hasattr(nn, "RMSNorm"):
-        pytest.skip("PaddlePaddle has no such layer")
 
     def gradients(around, *, has_value):
         framework.lab.seed(0)

@@ -11,6 +11,7 @@ import pytest
 
 from tensorstash.backends.forward import replace_method
 from tensorstash.errors import BackendError, ConfigError
+from tests.frameworks.steps import noting
 
 
 class Plain:
@@ -21,8 +22,6 @@ class Plain:
 
     def forward(self, x: int, *, shift: int = 0) -> int:
         """Scale and shift."""
-        if x < 0:
-            raise ArithmeticError(x)
         return self.weight * x + shift
 
 
@@ -31,53 +30,36 @@ def model():
     return Plain()
 
 
-class Scopes:
-    """Counts and names the scopes that are open."""
-
-    def __init__(self):
-        self.open = 0
-        self.entered = []
-
-    def named(self, name):
-        @contextmanager
-        def scope():
-            self.open += 1
-            self.entered.append(name)
-            try:
-                yield
-            finally:
-                self.open -= 1
-
-        return scope
-
-
 @pytest.fixture
-def scopes():
-    return Scopes()
+def entered():
+    """The names of the scopes that were entered."""
+    return []
 
 
-def test_a_deep_copy_of_the_forward_alone_brings_its_own_model(scopes):
-    holder = {"model": Plain()}
-    replace_method(holder["model"], scopes.named("a"))
-    twin = copy.deepcopy({"forward": holder["model"].forward, **holder})
-    twin["model"].weight = 10
-    assert twin["forward"](3) == 30
-    assert holder["model"].forward(3) == 6
+def test_deep_copies_of_model_and_forward_stay_nested_and_bring_their_own_model(model, entered):
+    for name in "ab":
+        replace_method(model, noting(entered, name))
+    twin, pair = copy.deepcopy(model), copy.deepcopy({"forward": model.forward, "model": model})
+    twin.weight = pair["model"].weight = 10
+    assert [twin.forward(3), pair["forward"](3), model.forward(3)] == [30, 30, 6]
+    assert entered == ["b", "a"] * 3
 
 
-def test_a_pickle_keeps_an_instance_forward_that_was_replaced(scopes):
+def test_pickles_of_model_and_forward_have_the_forward_of_before(model, entered):
+    replace_method(model, noting(entered, "a"))
+    assert pickle.loads(pickle.dumps(model.forward))(3) == 6
+    assert entered == []
     model = Plain()
     model.forward = abs
-    replace_method(model, scopes.named("a"))
-    twin = pickle.loads(pickle.dumps(model))
-    assert twin.forward is abs
+    replace_method(model, noting(entered, "a"))
+    assert pickle.loads(pickle.dumps(model)).forward is abs
 
 
-def test_signature_name_and_documentation_lookups_see_the_model_s_own_forward(model, scopes):
+def test_signature_name_and_documentation_lookups_see_the_model_s_own_forward(model, entered):
     signature, name = inspect.signature(model.forward), model.forward.__name__
     code, function = model.forward.__code__, model.forward.__func__
-    replace_method(model, scopes.named("a"))
-    replace_method(model, scopes.named("b"))
+    replace_method(model, noting(entered, "a"))
+    replace_method(model, noting(entered, "b"))
     assert inspect.signature(model.forward) == signature
     assert model.forward.__name__ == name
     assert model.forward.__code__ is code
@@ -87,104 +69,68 @@ def test_signature_name_and_documentation_lookups_see_the_model_s_own_forward(mo
         _ = model.forward.no_such_name
 
 
-def test_an_instance_forward_is_called_and_put_back(model, scopes):
-    def patched(x):
-        return 100 * x
-
-    vars(model)["forward"] = patched
-    undo = replace_method(model, scopes.named("a"))
+def test_an_instance_forward_is_called_and_an_undo_puts_it_back_once(model, entered):
+    vars(model)["forward"] = patched = lambda x: 100 * x
+    undo = replace_method(model, noting(entered, "a"))
     assert model.forward(3) == 300
     undo()
     assert vars(model)["forward"] is patched
-    assert scopes.entered == ["a"]
-
-
-def test_undo_is_idempotent(model, scopes):
-    undo = replace_method(model, scopes.named("a"))
+    again = replace_method(model, noting(entered, "b"))
     undo()
-    again = replace_method(model, scopes.named("b"))
-    undo()
-    assert model.forward(1) == 2
-    assert scopes.entered == ["b"]
+    assert model.forward(3) == 300
+    assert entered == ["a", "b"]
     again()
-    assert "forward" not in vars(model)
+    assert vars(model)["forward"] is patched
 
 
-def test_a_patch_of_somebody_else_on_top_survives_the_undo(model, scopes):
-    undo = replace_method(model, scopes.named("a"))
+def test_a_patch_of_somebody_else_on_top_survives_the_undo(model, entered):
+    undo = replace_method(model, noting(entered, "a"))
     ours = model.forward
     vars(model)["forward"] = theirs = lambda x: ours(x) + 1000
     assert model.forward(1) == 1002
     undo()
     assert vars(model)["forward"] is theirs
     assert model.forward(1) == 1002
-    assert scopes.entered == ["a"]
+    assert entered == ["a"]
 
 
 @pytest.mark.parametrize("bad", [3, object(), type("Slotted", (), {"__slots__": (), "forward": abs})()])
-def test_what_has_no_forward_to_replace_is_refused(bad, scopes):
+def test_what_has_no_forward_to_replace_is_refused(bad, entered):
     with pytest.raises(ConfigError, match="expected a model"):
-        replace_method(bad, scopes.named("a"))
+        replace_method(bad, noting(entered, "a"))
 
 
-def test_no_cycle_keeps_the_model_alive(scopes):
-    gc.disable()
-    try:
-        model = Plain()
-        undo = replace_method(model, scopes.named("a"))
-        model.forward(1)
-        gone, forward = weakref.ref(model), model.forward
-        del model
-        assert gone() is None
-        with pytest.raises(BackendError, match="gone"):
-            forward(1)
-        undo()
-    finally:
-        gc.enable()
-
-
-def test_a_deep_copy_of_nested_replacements_stays_nested(model, scopes):
-    replace_method(model, scopes.named("a"))
-    replace_method(model, scopes.named("b"))
-    twin = copy.deepcopy(model)
-    twin.weight = 10
-    assert twin.forward(3) == 30
-    assert scopes.entered == ["b", "a"]
-
-
-def test_a_pickle_of_the_forward_alone_brings_its_own_model(model, scopes):
-    replace_method(model, scopes.named("a"))
-    assert pickle.loads(pickle.dumps(model.forward))(3) == 6
-    assert scopes.entered == []
-
-
-def test_the_scope_is_released_by_the_undo(model):
+def test_nothing_keeps_the_model_alive_and_the_undo_releases_the_scope(entered):
     class Session:
         @contextmanager
         def scope(self):
             yield
 
-    session = Session()
-    gone = weakref.ref(session)
-    undo = replace_method(model, session.scope)
-    model.forward(1)
-    undo()
-    del session
-    assert gone() is None
+    gc.disable()
+    try:
+        model, session = Plain(), Session()
+        undo = replace_method(model, session.scope)
+        model.forward(1)
+        gone, gone_session, forward = weakref.ref(model), weakref.ref(session), model.forward
+        del model, session
+        assert gone() is None
+        with pytest.raises(BackendError, match="gone"):
+            forward(1)
+        undo()
+        assert gone_session() is None
+    finally:
+        gc.enable()
 
 
-def test_static_and_inherited_forwards_are_found(scopes):
+def test_static_and_inherited_forwards_are_found(entered):
     class Static:
         @staticmethod
         def forward(x):
             return -x
 
-    class Child(Plain):
-        pass
-
-    static, child = Static(), Child()
-    replace_method(static, scopes.named("a"))
-    replace_method(child, scopes.named("b"))
+    static, child = Static(), type("Child", (Plain,), {})()
+    replace_method(static, noting(entered, "a"))
+    replace_method(child, noting(entered, "b"))
     assert static.forward(3) == -3
     assert child.forward(3) == 6
-    assert scopes.entered == ["a", "b"]
+    assert entered == ["a", "b"]

@@ -23,26 +23,21 @@ def reports(tmp_path_factory):
     return {kind: [line for line in lines if line["kind"] == kind] for kind in {line["kind"] for line in lines}}
 
 
-@pytest.mark.parametrize(
-    "kind", ["ddp", "ddp_gradient_views", "fsdp1", "fsdp2", "fsdp2_keeping", "fsdp2_bf16", "tensor_parallel"]
-)
+RECOMPUTING = ["ddp", "ddp_gradient_views", "fsdp2", "fsdp2_keeping", "fsdp2_bf16"]
+
+
+@pytest.mark.parametrize("kind", [*RECOMPUTING, "fsdp1", "tensor_parallel"])
 def test_gradients_are_bitwise_those_without_hooks(reports, kind):
     assert len(reports[kind]) == 2
     for report in reports[kind]:
+        assert report["different"] == []
         assert report["gradients"] > 10
-        assert report["repeatable"]
-        assert report["copied_equal"]
-        assert report["stashed_equal"]
-        assert report["wrapped_equal"]
-        assert report["checkpointed_equal"]
         assert report["stashed"] > 10
 
 
-@pytest.mark.parametrize("kind", ["ddp", "ddp_gradient_views", "fsdp2", "fsdp2_keeping", "fsdp2_bf16"])
+@pytest.mark.parametrize("kind", RECOMPUTING)
 def test_what_is_made_again_of_parameters_is_made_of_those_that_backward_has_gathered(reports, kind):
     for report in reports[kind]:
-        assert report["recomputed_equal"]
-        assert report["recomputed_casts_equal"]
         # A cast of a weight that autograd does not save is stored; statistics of bfloat16 do not tell eps.
         others = [reason for reason in report["refused"] if "parameter that autograd has not saved" not in reason]
         assert not others or kind == "fsdp2_bf16"

@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import torch
+from architectures import ARCHITECTURES
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
@@ -156,25 +157,11 @@ def test_without_the_ability_nothing_is_found(x, monkeypatch):
     assert recording.names() == [None, None]
 
 
-def mlp():
-    layers = [torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.LayerNorm(16)] * 3
-    return torch.nn.Sequential(*layers), torch.randn(32, 16)
-
-
-def convolutional():
-    layers = [torch.nn.Conv2d(3, 3, 3, padding=1), torch.nn.BatchNorm2d(3), torch.nn.ReLU(inplace=True)] * 3
-    return torch.nn.Sequential(*layers, torch.nn.MaxPool2d(2)), torch.randn(2, 3, 16, 16)
-
-
-def transformer():
-    return torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 8, 16)
-
-
-@pytest.mark.parametrize("build", [mlp, convolutional, transformer])
-def test_all_that_a_model_saves_has_a_reader_once_its_output_is_known(build):
-    model, start = build()
+@pytest.mark.parametrize("name", ["gpt2", "bert", "resnet"])
+def test_all_that_a_model_saves_has_a_reader_once_its_output_is_known(name):
+    model, inputs = ARCHITECTURES[name]()
     with Recording() as recording:
-        out = model(start)
+        out = model(**inputs).loss
     unknown = [handle for handle in recording.handles if handle.reader is None]
     assert sum(handle.nbytes for handle in unknown) < 0.5 * sum(handle.nbytes for handle in recording.handles)
     recording.finish(out)

@@ -1,0 +1,361 @@
+"""Blocks under ``checkpoint``: results as without, the model as it was, and no block that cannot repeat."""
+
+import copy
+import operator
+import pickle
+import random
+from collections import deque
+from contextlib import nullcontext
+from functools import partial
+
+import numpy as np
+import paddle
+import pytest
+import torch
+from paddle.base.core import Generator
+
+import tensorstash as ts
+from tensorstash.errors import ConfigError
+from tests.frameworks.blocks import Blocks
+from tests.frameworks.steps import bits
+
+pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always track")
+
+CHECKPOINTED, WAITING = "checkpointed", "not called yet"
+BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
+REST = " | compress"
+
+
+@pytest.fixture
+def blocks(framework):
+    return Blocks(framework)
+
+
+@pytest.fixture
+def x(framework):
+    return framework.batch()
+
+
+@pytest.mark.parametrize("rest", ["", REST, " | disk_spill", " | recompute | compress"])
+def test_only_what_goes_into_the_blocks_follows_the_rest_of_the_chain(framework, blocks, rest):
+    stats = blocks.trained_alike(blocks.model, framework.batch(requires_grad=True), f"checkpoint{rest}")
+    assert stats.blocks == {CHECKPOINTED: BLOCKS}
+    assert stats.seen.tensors == 6
+    assert stats.stashed.tensors == (6 if rest else 0)
+
+
+def test_the_model_is_as_it_was_after_the_wrap(blocks, x):
+    model = blocks.model()
+    blocks.trained(model, x, 1)  # Paddle notes the first call
+    before = blocks.attributes(model)
+    for _ in range(2):
+        handle = ts.wrap(model, "checkpoint | compress", min_bytes=0)
+        assert not any("forward" in vars(part) for part in model.blocks)
+        blocks.trained(model, x, 1)
+        handle.remove()
+        assert blocks.attributes(model) == before
+
+
+def test_copies_are_checkpointed_and_pickles_are_not(framework, blocks, x):
+    model = framework.network()
+    plain = blocks.trained(framework.network(), x, 1)
+    handle = ts.wrap(model, "checkpoint", min_bytes=0)
+    twin = copy.deepcopy(model)
+    assert blocks.trained(twin, x, 1) == plain
+    assert handle.stats().blocks == {CHECKPOINTED: ("0", "1", "2")}
+    again = pickle.loads(pickle.dumps(model))
+    assert ts.wrapped(again) == ()
+    assert blocks.trained(again, x, 1) == plain
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_what_is_no_training_goes_straight_through(framework, blocks, x, evaluates):
+    handle = ts.wrap(model := blocks.model(), "checkpoint", min_bytes=0)
+    if evaluates:
+        model.eval()
+    with nullcontext() if evaluates else framework.no_grad():
+        model(x)
+    assert handle.stats().blocks == {WAITING: BLOCKS}
+    model.train()
+    model(x)
+    assert handle.stats().blocks == {CHECKPOINTED: BLOCKS}
+
+
+def counts(block, y):
+    block.calls = getattr(block, "calls", 0) + 1
+    return y * block.calls
+
+
+def sums(block, y):
+    block.total = getattr(block, "total", 0) + y.sum()
+    return y.exp() * 1e-3
+
+
+class Cache(list):
+    """No list, and not known to stay as it is."""
+
+
+class Found:
+    def __init__(self, y):
+        self.y = y
+
+
+def appends(block, x, seen):
+    seen.append(x)
+    return x
+
+
+def differentiates(block, y):
+    if not block.of.lab.requires_grad(y):
+        return y
+    (slope,) = block.of.lab.grad(y.exp().sum(), [y])
+    return y + slope * 1e-3
+
+
+def clamps(block, x):
+    with block.of.no_grad():
+        for weight in block.parameters():
+            weight.clip_(-0.1, 0.1)
+    return x
+
+
+def reads_a_codebook(block, x):
+    with block.of.no_grad():
+        block.code.add_(x.detach().mean(0))
+    return x * block.code.clone()
+
+
+BOTH = [
+    ("keeps a value of its own in calls", None, counts, operator.call),
+    ("keeps a value of its own in total", None, sums, operator.call),
+    ("computes gradients of its own", None, differentiates, operator.call),
+    ("saves other values", reads_a_codebook, None, operator.call),
+    ("writes its weights in place", clamps, None, operator.call),
+    ("writes its arguments in place", lambda block, x: x.tanh_(), None, lambda block, x: block(x * 1)),
+    ("writes its arguments in place", appends, None, lambda block, x: block(x, [])),
+    ("takes a Cache", appends, None, lambda block, x: block(x, Cache())),
+]
+UNREPEATABLE = {
+    "torch": [
+        *BOTH,
+        ("draws numbers from Python's random", None, lambda block, y: y * (1 + random.random()), operator.call),
+        ("draws numbers from NumPy's random", None, lambda block, y: y * float(np.random.rand()), operator.call),
+    ],
+    "paddle": [*BOTH, ("returns a Found", None, lambda block, y: Found(y), lambda block, x: block(x).y)],
+}
+
+
+@pytest.mark.parametrize(
+    ("framework", "why", "before", "after", "call"),
+    [(of, *row) for of in UNREPEATABLE for row in UNREPEATABLE[of]],
+    indirect=["framework"],
+)
+def test_a_block_that_cannot_be_repeated_is_left_to_the_rest_and_named(blocks, x, why, before, after, call):
+    def made():
+        model = blocks.model(before, after, call=call)
+        for block in model.blocks:
+            block.register_buffer("code", blocks.lab.tensor(np.zeros(16, np.float32)))
+        return model
+
+    stats = blocks.trained_alike(made, x, why=f"not repeated, since each {why}")
+    assert not stats.blocks.get(CHECKPOINTED)
+    assert any(why in treatment for treatment in stats.blocks)
+    assert why in stats.advice
+    assert stats.stashed.tensors > 3
+
+
+def test_a_block_that_raises_when_it_is_called_again_is_stored_and_named(blocks, x):
+    model = blocks.model(after=lambda block, y: y * block.state.pop(), state=lambda: [2.0])
+    with (
+        ts.wrap(model, "checkpoint") as handle,
+        pytest.warns(ts.TensorStashWarning, match="raises IndexError when it is"),
+    ):
+        model(x).sum().backward()
+    assert list(handle.stats().blocks.values()) == [BLOCKS]
+
+
+def counts_in(block, y):
+    block.state["seen"]["calls"] = block.state["seen"].get("calls", 0) + 1
+    return y * (1 + 0.1 * block.state["seen"]["calls"])
+
+
+def lists(block, y):
+    block.up.state.append(y.detach().mean())
+    return y + sum(block.state) * 0.1
+
+
+def adds(block, y):
+    block.state.add(len(block.state))
+    return y * (1 + 0.1 * len(block.state))
+
+
+def counts_around(block, y):
+    block.state[0] += 1
+    return y * block.state[0]
+
+
+def accumulates(block, y):
+    block.state[0].add_(y.detach().mean(0))
+    return y * block.state[0].clone()
+
+
+def writes_an_array(block, y):
+    block.state[0] += 1
+    return y * float(block.state.sum())
+
+
+def a_tensor_beside_its_array(block, y):
+    block.state[0][0] += 1
+    return y * block.state[1].clone().float()
+
+
+def draws_a_tensor(block, y):
+    return y * torch.rand(y.shape, generator=block.state[0][1])
+
+
+def itself():
+    state = [0]
+    state.append(state)
+    return state
+
+
+def with_an_alias():
+    array = np.ones(1)
+    return array, torch.from_numpy(array)
+
+
+def seeded_in_paddle():
+    generator = Generator()
+    generator.manual_seed(5)
+    return generator
+
+
+STATES = {
+    "both": [
+        (lambda: {"seen": {}}, counts_in),
+        (list, lists),
+        (partial(deque, maxlen=2), lists),
+        (set, adds),
+        (itself, counts_around),
+        (lambda: np.zeros(3), writes_an_array),
+        (lambda: random.Random(5), lambda block, y: y * block.state.random()),
+        (lambda: {"a": random.Random(5)}, lambda block, y: y * block.state["a"].random()),
+        (lambda: [np.random.default_rng(5)], lambda block, y: y * float(block.state[0].random())),
+        (lambda: np.random.RandomState(5), lambda block, y: y * float(block.state.rand())),
+    ],
+    "torch": [
+        (lambda: [torch.zeros(16)], accumulates),
+        (with_an_alias, a_tensor_beside_its_array),
+        (lambda: [("a", torch.Generator().manual_seed(5))], draws_a_tensor),
+    ],
+    "paddle": [
+        (lambda: [paddle.zeros([16])], accumulates),
+        (seeded_in_paddle, lambda block, y: y * (1 + block.state.random() % 7)),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("framework", "state", "act"),
+    [(of, *row) for of in ("torch", "paddle") for row in (*STATES["both"], *STATES[of])],
+    indirect=["framework"],
+)
+def test_the_state_of_a_block_advances_by_its_own_calls_alone(blocks, x, state, act):
+    refused = "not repeated, since each keeps a value of its own in state"
+    stats = blocks.trained_alike(lambda: blocks.model(None, act, state), x, why=refused)
+    assert not stats.blocks.get(CHECKPOINTED)
+
+
+def test_a_block_whose_state_cannot_be_copied_is_called_once(blocks, x, tmp_path):
+    def logs(block, y):
+        block.state["to"].write("called\n")
+        return y
+
+    with (tmp_path / "log").open("a") as log:
+        refused = "not repeated, since each holds state that cannot be copied .*TextIOWrapper"
+        stats = blocks.trained_alike(lambda: blocks.model(None, logs, lambda: {"to": log}), x, why=refused)
+    assert not stats.blocks.get(CHECKPOINTED)
+    assert len((tmp_path / "log").read_text().splitlines()) == 2 * 2 * 3  # twice two steps of three blocks
+
+
+def test_a_first_call_that_raises_leaves_the_random_numbers_that_it_has_drawn(blocks, x):
+    fails = []
+
+    def act(block, y):
+        if fails:
+            raise ArithmeticError(*fails)
+        return y
+
+    def after_a_failure(model):
+        fails.append("the first call")
+        blocks.lab.seed(4)
+        with pytest.raises(ArithmeticError, match="the first call"):
+            model(x)
+        fails.clear()
+        model(x).square().sum().backward()
+        return bits(model.parameters())
+
+    plain, model = after_a_failure(blocks.model(after=act)), blocks.model(after=act)
+    handle = ts.wrap(model, "checkpoint", min_bytes=0)
+    assert after_a_failure(model) == plain
+    assert handle.stats().blocks == {CHECKPOINTED: BLOCKS}
+
+
+def test_a_model_without_blocks_is_an_error_that_says_how_to_name_them(framework, blocks, x):
+    with pytest.raises(ConfigError, match=r"checkpoint\.blocks: the model has no "):
+        ts.wrap(blocks.model().blocks[0], "checkpoint")
+    handle = ts.wrap(model := blocks.model().blocks[0], "checkpoint:blocks=up")
+    model(x)
+    assert handle.stats().blocks == {CHECKPOINTED: ("up",)}
+
+
+@pytest.mark.parametrize("policy", ["auto", "checkpoint", "checkpoint | disk_spill"])
+def test_a_budget_is_held_with_as_many_blocks_as_it_needs_and_settles(blocks, x, policy):
+    model, budget, found = blocks.model(depth=6), 20 * 2**10, []
+    plain = blocks.trained(blocks.model(depth=6), x, 6)
+    handle = ts.wrap(model, policy, budget=budget, min_bytes=0, limits=ts.Limits(in_flight=0, ahead=0))
+
+    def look():
+        found.append({fate: len(names) for fate, names in handle.stats().blocks.items()})
+
+    assert blocks.trained(model, x, 6, look) == plain
+    assert found[0] == {CHECKPOINTED: 6}
+    assert found[3:] == [found[-1]] * 3
+    assert sum(found[-1].values()) == 6
+    assert handle.stats().peak_held <= budget
+    if policy != "auto":  # whose recipes may be enough
+        assert 0 < found[-1]["kept"] < 6
+    if policy == "checkpoint":
+        assert set(found[-1]) == {CHECKPOINTED, "kept"}
+
+
+def test_hooks_of_others_see_each_call_as_without_but_for_the_second_one_of_backward(blocks, x):
+    model, calls = blocks.model(), []
+    model.blocks[1].up.register_forward_pre_hook(lambda *_: calls.append("called"))
+    ts.wrap(model, "checkpoint", min_bytes=0)
+    loss = model(x).square().sum()
+    assert len(calls) == 1
+    loss.backward()
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("has_statistics", [False, True])
+def test_a_model_that_is_in_eval_before_backward_repeats_the_call_of_training(framework, blocks, x, has_statistics):
+    def trained():
+        model = blocks.model()
+        for block in model.blocks if has_statistics else ():
+            block.norm = framework.batch_norm()
+        return model
+
+    def results(model):
+        blocks.lab.seed(2)
+        model.blocks[1].drop.eval()
+        loss = model(x).square().sum()
+        model.eval()
+        loss.backward()
+        assert not any(part.training for _, part in blocks.lab.backend.named_modules(model))
+        return [*bits(model.parameters()), *(value.tobytes() for value in blocks.lab.state(model).values())]
+
+    plain, model = results(trained()), trained()
+    ts.wrap(model, "checkpoint | compress", min_bytes=0)
+    assert results(model) == plain
