@@ -35,8 +35,8 @@ AT_ONCE = ts.Limits(in_flight=0, ahead=0)
 SHAPE = 512, 1024
 
 
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+def model(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
 
 
 def by_name(*patterns: str) -> Any:
@@ -112,38 +112,26 @@ def noise(steps: int) -> None:
         hidden.sum().backward()
 
 
-def wrapped_after_compiling() -> None:
-    compiled = torch.compile(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), backend="aot_eager")
-    ts.wrap(compiled, "disk_spill", min_bytes=0, limits=AT_ONCE)
-    for _ in range(4):
-        compiled(torch.ones(4096, 64)).sum().backward()
-
-
-def compiled_after_wrapping() -> None:
-    layers = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
-    ts.wrap(layers, "disk_spill", min_bytes=0, limits=AT_ONCE)
-    compiled = torch.compile(layers, backend="aot_eager")
-    for _ in range(4):
-        compiled(torch.ones(4096, 64)).sum().backward()
-
-
 class Written(nn.Module):
     """Has a forward of its own, which the compiler takes though the graph breaks around it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = model()
+        self.layers = model(64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)  # type: ignore[no-any-return]
 
 
-def written_and_compiled_after_wrapping() -> None:
-    layers = Written()
-    ts.wrap(layers, "disk_spill", min_bytes=0, limits=AT_ONCE)
-    compiled = torch.compile(layers, backend="aot_eager")
+def compiled(layers: nn.Module, *, wraps_first: bool) -> None:
+    options: dict[str, Any] = {"min_bytes": 0, "limits": AT_ONCE}
+    if wraps_first:
+        ts.wrap(layers, "disk_spill", **options)
+    faster = torch.compile(layers, backend="aot_eager")
+    if not wraps_first:
+        ts.wrap(faster, "disk_spill", **options)
     for _ in range(4):
-        compiled(torch.ones(2**15, 8)).sum().backward()
+        faster(torch.ones(4096, 64)).sum().backward()
 
 
 def recomputed_by_paddle(**how: bool) -> None:
@@ -210,8 +198,7 @@ def left_on_another_thread() -> None:
 
 
 def compiled_as_a_whole() -> None:
-    blocks = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
-    compiled, around = torch.compile(blocks, backend="aot_eager"), stash()
+    compiled, around = torch.compile(nn.Sequential(model(64), nn.GELU()), backend="aot_eager"), stash()
     x = torch.ones(2048, 64)
     for _ in range(4):
         with around:
@@ -397,8 +384,8 @@ WARNINGS: dict[str, tuple[Says, str]] = {
     "a wrap inside of a checkpoint": (wrapped_and_checkpointed, INSIDE),
     "a wrap inside of Paddle's recompute": (recomputed_by_paddle, INSIDE),
     "a wrap inside of Paddle's other recompute": (lambda: recomputed_by_paddle(use_reentrant=False), INSIDE),
-    "compiled after the wrap": (compiled_after_wrapping, r"compile gains nothing here: .*block\.compile"),
-    "compiled as one graph after the wrap": (written_and_compiled_after_wrapping, r"at once.*block\.compile"),
+    "compiled after the wrap": (lambda: compiled(model(64), wraps_first=True), r"gains nothing here: .*block\.compile"),
+    "compiled as one graph after the wrap": (lambda: compiled(Written(), wraps_first=True), r"at once.*block\.compile"),
     "nothing but integers": (integers_alone, r"int64 is never quantized\): add .*\| disk_spill"),
     "content that does not shrink": (lambda: noise(3), r"without effect: the policy shrinks nothing.*DiskSpill\("),
     "offload without an accelerator, once": (
@@ -410,7 +397,7 @@ WARNINGS: dict[str, tuple[Says, str]] = {
         lambda: train(stash("disk_spill", budget="4000GiB")),
         "more than the .* of this machine.*budget='auto'",
     ),
-    "a wrap around a compiled model": (wrapped_after_compiling, r"asks for everything at once.*block\.compile"),
+    "a wrap around a compiled model": (lambda: compiled(model(64), wraps_first=False), r"at once.*block\.compile"),
     "a stash inside a stash": (one_inside_another, "takes its place.*use one of them"),
     "offload without an accelerator": (lambda: train(stash("cpu_offload")), "nothing was stashed.*use DiskSpill"),
     "everything below min_bytes": (lambda: train(stash(min_bytes="1 GiB")), "nothing was stashed.*lower min_bytes"),

@@ -68,13 +68,6 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def variables(policy: str, budget: str | None) -> dict[str, str]:
-    """Return the variables of a run: those that a policy and a budget set, if it is not the script as it is."""
-    if policy == NONE:
-        return {}
-    return {POLICY_VARIABLE: policy} | ({} if budget is None else {BUDGET_VARIABLE: budget})
-
-
 def run(policy: str, options: argparse.Namespace) -> Record:
     """Run the program under a policy, and return its record.
 
@@ -83,7 +76,8 @@ def run(policy: str, options: argparse.Namespace) -> Record:
     """
     environment = {k: value for k, value in os.environ.items() if k not in (POLICY_VARIABLE, BUDGET_VARIABLE)}
     if policy != NONE:
-        environment = advised_environment(environment) | variables(policy, options.budget)
+        ours = {POLICY_VARIABLE: policy} | ({} if options.budget is None else {BUDGET_VARIABLE: options.budget})
+        environment = advised_environment(environment) | ours
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "record.json")
         environment[RECORD_VARIABLE] = f"{options.steps}:{path}"
