@@ -24,7 +24,7 @@ from tensorstash.backends.torch.readers import CAN_TELL
 from tensorstash.backends.torch.recipes.digests import Comparisons, device_digest
 from tensorstash.backends.torch.recipes.rules import CAST, Rule
 from tensorstash.backends.torch.recipes.rules import rules as built_in
-from tensorstash.backends.torch.recipes.search import Note, Search
+from tensorstash.backends.torch.recipes.search import Search
 from tensorstash.host.arrays import few_bytes
 from tensorstash.host.checksum import checksum_at
 from tensorstash.spec import ALIGNMENT, TensorSpec
@@ -34,6 +34,8 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NO_PRODUCER = "made outside of the graph"
 
 _REMEMBERED = 4096
+
+_VIEW = "view"
 
 
 class Producers:
@@ -49,27 +51,26 @@ class Producers:
         self._comparisons = Comparisons()
 
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
-        """Remember in the tensor's node which handle stands for it, and in that of its base."""
+        """Remember in the tensor's node which handle stands for it, and in that of its base, which views have one."""
         node: Any = tensor.grad_fn
         if node is None:
             return
-        noted, key = ref(handle), self.key
-        node.metadata[key, tensor.output_nr] = noted, None, True
-        base = tensor._base
+        noted, key, base = ref(handle), self.key, tensor._base
+        node.metadata[key, tensor.output_nr] = noted
         made: Any = None if base is None else base.grad_fn
-        if base is None or made is None:
-            return
-        layout = tuple(base.shape), base.stride()
-        covers = _covers(spec, *layout) and _is_plain_view(tensor, spec, base)
-        made.metadata.setdefault((key, base.output_nr), (noted, layout, covers))
+        if base is not None and made is not None:
+            made.metadata.setdefault((key, base.output_nr, _VIEW), noted)
 
     def noted(self, tensor: Tensor, spec: TensorSpec, /) -> Any:
         base = tensor._base
         made = tensor if base is None else base
         node: Any = made.grad_fn
-        note: Note | None = None if node is None else node.metadata.get((self.key, made.output_nr))
         # Of another dtype or with a lazy flag it is no layout of the remade tensor.
-        return note[0]() if note is not None and _is_plain_view(tensor, spec, base) else None
+        if node is None or not _is_plain_view(tensor, spec, base):
+            return None
+        key, number = self.key, made.output_nr
+        note = node.metadata.get((key, number)) or node.metadata.get((key, number, _VIEW))
+        return None if note is None else note()
 
     @property
     def lacks(self) -> str:
@@ -238,12 +239,6 @@ def _hidden() -> Iterator[None]:
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     return prod(shape) == last + 1 or 0 in shape
-
-
-@lru_cache(_REMEMBERED)
-def _covers(spec: TensorSpec, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether a view has all elements of a tensor with this shape and these strides, and neither has gaps."""
-    return prod(shape) == spec.numel and _is_dense(spec.shape, spec.strides) and _is_dense(shape, strides)
 
 
 @lru_cache(_REMEMBERED)

@@ -9,33 +9,13 @@ in :mod:`tensorstash.backends.torch.readers`. Where a node has not the one that 
 """
 
 from typing import Any
-from weakref import ref
 
 from torch import Tensor
 from torch.nn import Parameter
 
 from tensorstash.abilities.recipes import Leaf
-from tensorstash.backends.search import Call, NoRecipe, Number
+from tensorstash.backends.search import NoRecipe, Number
 from tensorstash.backends.search import Search as AnySearch
-from tensorstash.backends.torch.recipes.rules import Rule, saved
-
-
-def _as_laid_out(shape: tuple[int, ...], strides: tuple[int, ...], tensor: Tensor) -> Tensor:
-    return tensor.as_strided(shape, strides, tensor.storage_offset())
-
-
-_LAYOUT = Rule("view", "", saved(""), _as_laid_out, is_view=True)
-"""An input as another layout of the same memory."""
-
-
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
-"""Shape, and strides in elements."""
-
-Note = tuple[ref[Any], Layout | None, bool]
-"""The handle of an output of a node, as it lies in the metadata of the node: a weak reference, the layout of the output
-if the handle is that of a view of it, and whether the output can be made of the tensor behind the handle.
-
-A bare tuple, since every saved tensor costs one of these."""
 
 
 class Search(AnySearch):
@@ -48,12 +28,10 @@ class Search(AnySearch):
         if not is_root:
             if node is None:
                 raise NoRecipe("an operand that the graph does not know")
-            note: Note | None = node.metadata.get((self._producers.key, number))
-            if note is not None and note[2]:
-                handle = note[0]()
-                if handle is not None:
-                    found = self.input(handle)
-                    return (found if note[1] is None else Call(_LAYOUT, note[1], (found,))), 0
+            note = node.metadata.get((self._producers.key, number))
+            handle = None if note is None else note()
+            if handle is not None:
+                return self.input(handle), 0
         kind = type(node).__name__
         if kind == "AccumulateGrad":
             return self._leaf(node.variable), 0
