@@ -236,29 +236,19 @@ def _hidden() -> Iterator[None]:
         yield
 
 
-def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return prod(shape) == last + 1 or 0 in shape
-
-
 @lru_cache(_REMEMBERED)
 def _fills(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, nbytes: int) -> bool:
     """Whether a tensor from the start of a memory of so many bytes on takes all of it."""
-    return prod(shape) * itemsize == nbytes and _is_dense(shape, strides)
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return prod(shape) * itemsize == nbytes and (prod(shape) == last + 1 or 0 in shape)
 
 
 def _is_whole(tensor: Tensor, spec: TensorSpec, base: Tensor | None) -> bool:
     """Whether a tensor, or the base of a view, is all of its memory, and the tensor is read as it lies there."""
-    nbytes = tensor.untyped_storage().nbytes()
-    if base is None:
-        return (
-            not spec.conj
-            and not spec.neg
-            and not spec.offset
-            and _fills(spec.shape, spec.strides, spec.itemsize, nbytes)
-        )
-    is_plain = _is_plain_view(tensor, spec, base) and not base.storage_offset()
-    return is_plain and _fills(base.shape, base.stride(), base.itemsize, nbytes)
+    made = tensor if base is None else base
+    if made.storage_offset() or not _is_plain_view(tensor, spec, base):
+        return False
+    return _fills(made.shape, made.stride(), made.itemsize, tensor.untyped_storage().nbytes())
 
 
 def _is_plain_view(tensor: Tensor, spec: TensorSpec, base: Tensor | None) -> bool:
