@@ -14,7 +14,7 @@ repair             fault of Paddle                                             u
 ``autocast``       hooks run under the user's autocast                                   ``test_paddle_amp``
 =================  ==========================================================  ========  =========================
 
-Beside them, :mod:`tensorstash.backends.paddle.repairs.writers` guards operations whose backward writes into what they
+Beside them, :mod:`tensorstash.backends.paddle.operations` guards operations whose backward writes into what they
 saved (``test_paddle_written_into``), and :func:`tensorstash.backends.paddle.nodes.node_of` takes back what
 ``Tensor.grad_fn`` leaks (``test_paddle_recipes``).
 """
