@@ -1,8 +1,7 @@
 """Knowledge that Paddle's backward hides from hooks: whether the graph is released, and which exception a hook raised.
 
 A packed value stays in its node until the whole graph is dropped, though the tensor it stood for is released at
-backward. And an exception on the way turns into an ``OSError`` with its text, ``KeyboardInterrupt`` included, and
-leaves gradient recording off for the thread.
+backward. And an exception on the way turns into an ``OSError`` with its text, ``KeyboardInterrupt`` included.
 """
 
 import threading
@@ -70,8 +69,6 @@ def raise_original() -> None:
 def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Callable[..., Any]:
     @wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
-        tracer = _dygraph_tracer()  # type: ignore[no-untyped-call]
-        recording = tracer._has_grad
         outer, backward.error = backward.error, None
         outer_release = backward.release
         backward.release = not retains(*args, **kwargs)
@@ -83,7 +80,6 @@ def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Call
         finally:
             backward.release = outer_release
             backward.error = outer
-            tracer._has_grad = recording  # an exception on the way through C++ leaves it off
 
     return run
 
