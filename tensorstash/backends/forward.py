@@ -33,19 +33,6 @@ def replace_method(model: object, scope: Scope, name: str = "forward") -> Undo:
 
     Raises:
         ConfigError: the model has no such method that could be replaced.
-
-    >>> from contextlib import nullcontext
-    >>> class Twice:
-    ...     def forward(self, x):
-    ...         return 2 * x
-    >>> model = Twice()
-    >>> undo = replace_method(model, lambda: nullcontext(print("inside")))
-    >>> model.forward(4)
-    inside
-    8
-    >>> undo()
-    >>> model.forward(4)
-    8
     """
     if not hasattr(model, "__dict__") or not callable(getattr(model, name, None)):
         raise ConfigError(

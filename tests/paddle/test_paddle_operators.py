@@ -14,7 +14,7 @@ from paddle_operators.driving import outcomes, sampled
 from paddle_operators.lossy import cases_of_readers
 from paddle_operators.rows import ROWS
 
-from tensorstash.backends.paddle.repairs.writers import WRITERS
+from tensorstash.backends.paddle.operations import WRITERS
 
 WHOLE = os.environ.get("TENSORSTASH_OPERATORS") == "all"
 SEED = int(os.environ.get("TENSORSTASH_OPERATORS_SEED", "0"))

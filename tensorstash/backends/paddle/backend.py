@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from paddle import Tensor, is_grad_enabled
 from paddle.nn import Layer
 
+from tensorstash.backends.paddle import operations
 from tensorstash.backends.paddle.calls import scope_calls
 from tensorstash.backends.paddle.checkpoints import PaddleRepeats
 from tensorstash.backends.paddle.eligibility import Parameters
@@ -16,9 +17,8 @@ from tensorstash.backends.paddle.layout import elements, place_name, rebuilt, sp
 from tensorstash.backends.paddle.nodes import node_of
 from tensorstash.backends.paddle.packed import Settings
 from tensorstash.backends.paddle.readers import demand
-from tensorstash.backends.paddle.recipes import settings
 from tensorstash.backends.paddle.recipes.producers import Producers
-from tensorstash.backends.paddle.repairs import backward, foreign_hooks, pylayer, writers
+from tensorstash.backends.paddle.repairs import backward, foreign_hooks, pylayer
 from tensorstash.backends.paddle.repairs.autocast import without_autocast
 from tensorstash.backends.paddle.repairs.foreign_hooks import checked
 from tensorstash.backends.paddle.storage import token_of, version_probe
@@ -29,7 +29,7 @@ from tensorstash.protocols import Demand, Undo
 _STACK = HookStack()
 
 backward.repair()
-for _each in (pylayer, foreign_hooks, writers, settings):
+for _each in (pylayer, foreign_hooks, operations):
     _each.repair(_STACK)
 
 # Parameters are the process's, too.

@@ -12,7 +12,6 @@ from paddle.nn import Layer
 from tensorstash.abilities.checkpoints import Region
 from tensorstash.backends.forward import Replacement, Scope, ScopedMethod
 from tensorstash.backends.repeat import call_again
-from tensorstash.errors import BackendError
 from tensorstash.protocols import Undo
 
 _CALL = "_dygraph_call_func"
@@ -28,15 +27,7 @@ def scope_calls(layer: Layer, scope: Scope) -> Undo:
     hooks alone are no place either: the end of a scope would not run after an interrupt, nor, before Paddle 3.1, after
     any exception. A layer that has hooks is called by way of ``_dygraph_call_func``, which is looked up in the
     instance; so it gets a hook that does nothing, and that method runs inside the scope.
-
-    Raises:
-        BackendError: this version of Paddle has no such method.
     """
-    if not hasattr(type(layer), _CALL):
-        raise BackendError(
-            f"wrap: paddle.nn.Layer has no {_CALL} in this version of Paddle; wrap with "
-            f"`with tensorstash.stash(policy)` around the call of the model instead"
-        )
     hook = layer.register_forward_pre_hook(_nothing)
     return _ScopedCall(layer, _CALL, Replacement(scope), hook._hook_id).put()
 

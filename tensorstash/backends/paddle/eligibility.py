@@ -85,22 +85,16 @@ class Parameters:
 
     def leaf_of(self, node: Any) -> Tensor | None:
         """Return the parameter whose gradient a node accumulates; None for leaves that are none."""
+        self._find()
+        if self._nodes[0] is not self._at:
+            dense = [each for each in self._alive() if not each.stop_gradient and not each.is_dist()]
+            nodes = {made.node_ptr(): ref(each) for each in dense if (made := node_of(each)) is not None}
+            self._nodes = self._at, nodes
         address = node.node_ptr()
-        leaf = self._leaf(address)
-        if leaf is None:
-            self._find()
-            if self._nodes[0] is not self._at:
-                dense = [each for each in self._alive() if not each.stop_gradient and not each.is_dist()]
-                nodes = {node.node_ptr(): ref(each) for each in dense if (node := node_of(each)) is not None}
-                self._nodes = self._at, nodes
-                leaf = self._leaf(address)
-        return leaf
-
-    def _leaf(self, address: int) -> Tensor | None:
         known = self._nodes[1].get(address)
         leaf = None if known is None else known()
-        node = None if leaf is None else node_of(leaf)
-        return leaf if node is not None and node.node_ptr() == address else None
+        own = None if leaf is None else node_of(leaf)
+        return leaf if own is not None and own.node_ptr() == address else None
 
     def register(self, parameters: Iterable[Tensor], /) -> None:
         """Learn of parameters, such as those of a model that is wrapped."""

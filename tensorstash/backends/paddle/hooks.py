@@ -60,23 +60,17 @@ class HookStack:
             if not self.is_registered:
                 self.is_registered = True  # first: an interrupt may leave it registered
                 try:
-                    self._register()
-                except BackendError:
+                    _register(*self._pair)
+                except ValueError:  # how Paddle says that a pair is in force
                     self.is_registered = False
-                    raise
+                    raise BackendError(
+                        "saved-tensor hooks are in force that were entered before tensorstash was used, so that they "
+                        "could not be put back afterwards; leave them first, or enter the tensorstash scope before them"
+                    ) from None
             self._threads.add(threading.current_thread())
             self._scopes.append(scope)
             self._innermost[scope.thread] = scope
             self.entries += 1
-
-    def _register(self) -> None:
-        try:
-            _register(*self._pair)
-        except ValueError:  # how Paddle says that a pair is in force
-            raise BackendError(
-                "saved-tensor hooks are in force that were entered before tensorstash was used, so that they could not "
-                "be put back afterwards; leave them first, or enter the tensorstash scope before them"
-            ) from None
 
     def _pack(self, tensor: Tensor) -> Any:
         """Return what stands for a tensor that an operation of any thread saves.

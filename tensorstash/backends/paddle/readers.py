@@ -54,8 +54,8 @@ def reader() -> str | None:
 def demand(tensor: Tensor, settings: Settings | None) -> Demand:
     """Return the demand of the reader of the tensor being packed; called inside ``pack``, as :func:`reader`.
 
-    Unknown and untried readers get the exact tensor. A norm saves large inputs and small statistics
-    alike, and needs them differently exactly.
+    Unknown and untried readers get the exact tensor. A norm saves large inputs and small statistics alike, and needs
+    them differently exactly.
 
     Args:
         tensor: the one being packed.
@@ -110,23 +110,17 @@ def _symbol(process: Any, address: int | None) -> bytes:
 _NAMED: dict[int | None, str] = {}
 """The node that the code at a return address makes, by address; an empty name for code that makes none."""
 
-_MANGLED = re.compile(rb"_Z(?:N6sparse)?(\d+)")
+_MANGLED = re.compile(rb"_Z(\d+)")
 
 
 def _node_name(symbol: bytes) -> str:
-    """Return the name of the node that a C++ function makes.
+    """Return the name of the node that a C++ function makes; empty for those of sparse tensors, too.
 
     >>> _node_name(b"_Z11max_ad_funcRKN6paddle6TensorE"), _node_name(b"_Z13sqrt__ad_funcRN6paddle6TensorE")
     ('MaxGradNode', 'SqrtGradNode')
-    >>> _node_name(b"_ZN6sparse12relu_ad_funcERKN6paddle6TensorE"), _node_name(b"_PyEval_EvalFrameDefault")
-    ('ReluSparseGradNode', '')
     """
     found = _MANGLED.match(symbol)
-    if found is None:
-        return ""
-    name = symbol[found.end() : found.end() + int(found[1])].decode()
-    operator = name.removesuffix("_ad_func").removesuffix("_")
-    if not name.endswith("_ad_func"):
-        return ""
-    words = "".join(word[:1].upper() + word[1:] for word in operator.split("_"))
-    return f"{words}{'Sparse' if symbol.startswith(b'_ZN6sparse') else ''}GradNode"
+    name = symbol[found.end() : found.end() + int(found[1])].decode() if found else ""
+    words = name.removesuffix("_ad_func").removesuffix("_").split("_")
+    made = "".join(word[:1].upper() + word[1:] for word in words)
+    return f"{made}GradNode" if name.endswith("_ad_func") else ""

@@ -2,9 +2,8 @@
 
 import pickle
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -26,15 +25,8 @@ def _run(operation: Callable[..., Any], attributes: tuple[tuple[str, Hashable], 
     return operation(*operands, **dict(attributes))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rule:
-    """The rule to run one operation of the engine again.
-
-    Args:
-        name: in :class:`~tensorstash.policies.recompute.Recompute`.
-        is_view: whether it returns a view of its first operand.
-        run: takes the operation, its attributes, then its operands.
-    """
+class Rule(NamedTuple):
+    """The rule to run one operation again: its name in ``Recompute``, and whether it returns a view of its operand."""
 
     name: str
     is_view: bool = False

@@ -20,8 +20,7 @@ class Rule:
         node: the name of the node that the operation leaves in the graph.
         operands: number of the node's edges; what is behind each has to be known.
         run: takes the settings by position, then the operands, and returns one output in fresh memory.
-        has_settings: whether the operation has settings, which :mod:`tensorstash.backends.paddle.recipes.settings`
-            notes.
+        has_settings: whether the operation has settings, which :mod:`tensorstash.backends.paddle.operations` notes.
         mask: whether the last operand is a mask that the operation itself has made and saved.
     """
 

@@ -1,8 +1,7 @@
 """Knowledge that Paddle's backward hides from hooks: whether the graph is released, and which exception a hook raised.
 
 A packed value stays in its node until the whole graph is dropped, though the tensor it stood for is released at
-backward. And an exception on the way turns into an ``OSError`` with its text, ``KeyboardInterrupt`` included, and
-leaves gradient recording off for the thread.
+backward. And an exception on the way turns into an ``OSError`` with its text, ``KeyboardInterrupt`` included.
 """
 
 import threading
@@ -51,45 +50,36 @@ def hook_failed(error: BaseException) -> None:
     backward.error = error
 
 
-def raise_original(error: BaseException | None) -> None:
-    """Raise the hook's exception that C++ made ``error`` from, with its own traceback, cause and context.
+def raise_original() -> None:
+    """Raise the hook's exception that C++ has made another one from, with its own traceback, cause and context.
 
-    Return if ``error`` was not made from one. Either way the hook's exception is forgotten.
+    Return if there is none. Either way it is forgotten.
     """
     original, backward.error = backward.error, None
-    if original is None or not _is_made_from(error, original):
+    if original is None:
         return
     context = original.__context__
     try:
         raise original
     finally:
         original.__context__ = context
-        del original, error  # or the frames of the traceback and the exception hold one another
-
-
-def _is_made_from(error: BaseException | None, original: BaseException) -> bool:
-    if type(error) is ValueError:  # a hook of an operation returned no tensor
-        return "saved_tensors_hooks" in str(error)
-    return type(error) is OSError and type(original).__name__ in str(error)  # a layer asked for a saved tensor
+        del original  # or the frames of the traceback and the exception hold one another
 
 
 def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Callable[..., Any]:
     @wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
-        tracer = _dygraph_tracer()  # type: ignore[no-untyped-call]
-        recording = tracer._has_grad
         outer, backward.error = backward.error, None
         outer_release = backward.release
         backward.release = not retains(*args, **kwargs)
         try:
             return original(*args, **kwargs)
-        except BaseException as error:
-            raise_original(error)
+        except BaseException:
+            raise_original()
             raise
         finally:
             backward.release = outer_release
             backward.error = outer
-            tracer._has_grad = recording  # an exception on the way through C++ leaves it off
 
     return run
 

@@ -54,10 +54,8 @@ def _odd(device: torch.device) -> Tensor:
     return (torch.arange(_BLOCK, dtype=torch.int64, device=device) * _MULTIPLIER) | 1
 
 
-class _Pending(list[tuple[Tensor, Callable[[], Exception]]]):
-    """Comparisons that one backward looks at when it ends, whose graph alone keeps them."""
-
-    __slots__ = ("__weakref__",)
+_Pending = list[tuple[Tensor, Callable[[], Exception]]]
+"""Comparisons that one backward looks at when it ends, whose graph alone keeps them."""
 
 
 class Comparisons:
@@ -67,7 +65,7 @@ class Comparisons:
     """
 
     def __init__(self) -> None:
-        self._latest: tuple[int, ref[_Pending] | None] = (-1, None)
+        self._latest: tuple[int, ref[partial[None]] | None] = (-1, None)
 
     def require_equal(self, one: Tensor, other: Tensor, refuse: Callable[[], Exception]) -> None:
         """Raise the error of ``refuse`` if two digests differ: out of the running backward, when it ends.
@@ -76,16 +74,16 @@ class Comparisons:
         """
         backward = torch._C._current_graph_task_id()
         if backward < 0:
-            _read(_Pending([(one != other, refuse)]))
+            _read([(one != other, refuse)])
             return
         latest, known = self._latest
-        pending = None if known is None or latest != backward else known()
-        if pending is None:
-            pending = _Pending()
-            self._latest = backward, ref(pending)
+        callback = None if known is None or latest != backward else known()
+        if callback is None:
+            callback = partial(_read, [])
+            self._latest = backward, ref(callback)
             engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(partial(_read, pending))
-        pending.append((one != other, refuse))
+            engine.queue_callback(callback)
+        callback.args[0].append((one != other, refuse))
 
 
 def _read(pending: _Pending) -> None:

@@ -1,4 +1,12 @@
-"""Producers of saved tensors, and their recipes: the ability of the PyTorch backend that recipes need."""
+"""Producers of saved tensors, and their recipes, found in the graph of PyTorch while a tensor is packed.
+
+A node shows its saved tensors, and so the handles of its operands; operands that it has not saved are found as outputs
+of other nodes, for which a handle was noted or which are followed further. Nothing of the graph is held: a note lies in
+the node itself, and refers to its handle weakly.
+
+Attributes of nodes that are no part of PyTorch's documented interface are read here, by the rules beside this file, and
+in :mod:`tensorstash.backends.torch.readers`. Where a node has not the one that is wanted, there is no recipe.
+"""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,14 +25,13 @@ from torch._C import (
 )
 from torch.nn import Parameter
 
-from tensorstash.abilities.recipes import Recipe
-from tensorstash.backends.search import Call, NoRecipe, run_again
+from tensorstash.abilities.recipes import Leaf, Recipe
+from tensorstash.backends.search import Call, NoRecipe, Number, Search, run_again
 from tensorstash.backends.torch.layout import DTYPE_NAMES, Unrecorded, dense, restored
 from tensorstash.backends.torch.readers import CAN_TELL
 from tensorstash.backends.torch.recipes.digests import Comparisons, device_digest
 from tensorstash.backends.torch.recipes.rules import CAST, Rule
 from tensorstash.backends.torch.recipes.rules import rules as built_in
-from tensorstash.backends.torch.recipes.search import Note, Search
 from tensorstash.host.arrays import few_bytes
 from tensorstash.host.checksum import checksum_at
 from tensorstash.spec import ALIGNMENT, TensorSpec
@@ -34,6 +41,8 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NO_PRODUCER = "made outside of the graph"
 
 _REMEMBERED = 4096
+
+_VIEW = "view"
 
 
 class Producers:
@@ -49,27 +58,26 @@ class Producers:
         self._comparisons = Comparisons()
 
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
-        """Remember in the tensor's node which handle stands for it, and in that of its base."""
+        """Remember in the tensor's node which handle stands for it, and in that of its base, which views have one."""
         node: Any = tensor.grad_fn
         if node is None:
             return
-        noted, key = ref(handle), self.key
-        node.metadata[key, tensor.output_nr] = noted, None, True
-        base = tensor._base
+        noted, key, base = ref(handle), self.key, tensor._base
+        node.metadata[key, tensor.output_nr] = noted
         made: Any = None if base is None else base.grad_fn
-        if base is None or made is None:
-            return
-        layout = tuple(base.shape), base.stride()
-        covers = _covers(spec, *layout) and _is_plain_view(tensor, spec, base)
-        made.metadata.setdefault((key, base.output_nr), (noted, layout, covers))
+        if base is not None and made is not None:
+            made.metadata.setdefault((key, base.output_nr, _VIEW), noted)
 
     def noted(self, tensor: Tensor, spec: TensorSpec, /) -> Any:
         base = tensor._base
         made = tensor if base is None else base
         node: Any = made.grad_fn
-        note: Note | None = None if node is None else node.metadata.get((self.key, made.output_nr))
         # Of another dtype or with a lazy flag it is no layout of the remade tensor.
-        return note[0]() if note is not None and _is_plain_view(tensor, spec, base) else None
+        if node is None or not _is_plain_view(tensor, spec, base):
+            return None
+        key, number = self.key, made.output_nr
+        note = node.metadata.get((key, number)) or node.metadata.get((key, number, _VIEW))
+        return None if note is None else note()
 
     @property
     def lacks(self) -> str:
@@ -85,7 +93,7 @@ class Producers:
         node = made.grad_fn
         if node is None or not CAN_TELL:
             return _NO_PRODUCER if node is None else "this version of PyTorch hides the saved tensors of nodes"
-        search = Search(self._rules, ops, depth, self)
+        search = _Search(self._rules, ops, depth, self)
         try:
             if not _is_whole(tensor, spec, base):
                 raise NoRecipe("part of a larger memory")
@@ -194,6 +202,68 @@ class Producers:
                 torch.get_device_module(tensor.device).set_rng_state(each, tensor.device)
 
 
+class _Search(Search):
+    """Follows the graph back from one tensor."""
+
+    __slots__ = ()
+
+    def output(self, node: Any, number: int, *, is_root: bool = False) -> tuple[Any, int]:
+        """Return how an output of a node is made, and in how many operations; raise NoRecipe if it cannot be."""
+        if not is_root:
+            if node is None:
+                raise NoRecipe("an operand that the graph does not know")
+            note = node.metadata.get((self._producers.key, number))
+            handle = None if note is None else note()
+            if handle is not None:
+                return self.input(handle), 0
+        kind = type(node).__name__
+        if kind == "AccumulateGrad":
+            return self._leaf(node.variable), 0
+        rule = self.rule(kind)
+        if number:
+            raise NoRecipe(f"no rule for {kind}")
+        try:
+            settings = rule.settings(node)
+            if settings is None:
+                raise NoRecipe(f"{kind} does not tell its settings")
+            operands = []
+            for place, each in enumerate(rule.inputs):
+                operands.append(self._operand(node, place, *each))
+        except AttributeError as error:
+            raise NoRecipe(f"{kind} of this version of PyTorch has no {error.name}") from error
+        except RuntimeError as error:  # its saved tensors are released
+            raise NoRecipe(f"{kind} hides its saved tensors") from error
+        return self.call(rule, settings, operands)
+
+    def _operand(self, node: Any, place: int, name: str, optional: bool, which: int | None) -> tuple[Any, int]:
+        if name:
+            shown = getattr(node, f"_raw_saved_{name}")
+            kept = (shown if which is None else shown[which]).data
+            if isinstance(kept, Tensor):
+                if kept.dim() or not kept.is_cpu:
+                    raise NoRecipe("an operand that was saved outside of the scope")
+                value = kept.item()
+                return Number(repr(value), value), 0
+            if kept is not None:
+                if not self._producers.is_ours(kept):
+                    raise NoRecipe("an operand that was saved under the hooks of others")
+                self.inputs.append(kept)  # as :meth:`input` does, without its frame
+                found = len(self.inputs) - 1
+                if name.startswith("result"):  # PyTorch's name for what the operation has returned
+                    self.own.append(found)
+                return found, 0
+        edges = node.next_functions
+        before, number = edges[place] if place < len(edges) else (None, 0)
+        if before is None and optional:
+            return None, 0
+        return self.output(before, number)
+
+    def _leaf(self, tensor: Tensor) -> int:
+        if type(tensor) not in (Tensor, Parameter) or not tensor.untyped_storage().nbytes():
+            raise NoRecipe("a leaf without memory of its own")
+        return self.input(Leaf(tensor))
+
+
 def _laid_out(made: Tensor, values: Sequence[Any], spec: TensorSpec) -> Tensor:
     if DTYPE_NAMES.get(made.dtype) != spec.dtype or made.shape != spec.shape:
         raise ValueError(f"made {made.dtype}{tuple(made.shape)}, expected {spec}")
@@ -235,35 +305,19 @@ def _hidden() -> Iterator[None]:
         yield
 
 
-def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return prod(shape) == last + 1 or 0 in shape
-
-
-@lru_cache(_REMEMBERED)
-def _covers(spec: TensorSpec, shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether a view has all elements of a tensor with this shape and these strides, and neither has gaps."""
-    return prod(shape) == spec.numel and _is_dense(spec.shape, spec.strides) and _is_dense(shape, strides)
-
-
 @lru_cache(_REMEMBERED)
 def _fills(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, nbytes: int) -> bool:
     """Whether a tensor from the start of a memory of so many bytes on takes all of it."""
-    return prod(shape) * itemsize == nbytes and _is_dense(shape, strides)
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return prod(shape) * itemsize == nbytes and (prod(shape) == last + 1 or 0 in shape)
 
 
 def _is_whole(tensor: Tensor, spec: TensorSpec, base: Tensor | None) -> bool:
     """Whether a tensor, or the base of a view, is all of its memory, and the tensor is read as it lies there."""
-    nbytes = tensor.untyped_storage().nbytes()
-    if base is None:
-        return (
-            not spec.conj
-            and not spec.neg
-            and not spec.offset
-            and _fills(spec.shape, spec.strides, spec.itemsize, nbytes)
-        )
-    is_plain = _is_plain_view(tensor, spec, base) and not base.storage_offset()
-    return is_plain and _fills(base.shape, base.stride(), base.itemsize, nbytes)
+    made = tensor if base is None else base
+    if made.storage_offset() or not _is_plain_view(tensor, spec, base):
+        return False
+    return _fills(made.shape, made.stride(), made.itemsize, tensor.untyped_storage().nbytes())
 
 
 def _is_plain_view(tensor: Tensor, spec: TensorSpec, base: Tensor | None) -> bool:

@@ -1,0 +1,70 @@
+"""Operations that are replaced by ones that mark their call, for the tensors that it saves.
+
+A node of Paddle keeps the attributes of its operation for the gradient, and shows them to nobody. So the functions that
+some operations are called by are replaced by ones that note the arguments. Who has taken one before, or calls it from
+C++, notes nothing: without its settings an operation has no recipe. An address says something only as long as its node
+lives. So nothing holds the settings but what the node has saved.
+
+And Paddle makes the gradient of some operations in the memory of a tensor that they saved, after a look at whether
+anybody else holds that tensor. A hook's result has passed that look already: it would be written into, be it the user's
+own. While hooks are in force, the backward of those operations gets memory of its own.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from types import MappingProxyType
+from typing import Any
+
+from paddle import Tensor, _C_ops, _legacy_C_ops
+
+from tensorstash.backends.paddle.hooks import HookScope, HookStack
+from tensorstash.backends.paddle.nodes import node_of
+from tensorstash.backends.paddle.packed import WRITES, Settings
+
+_NOTED: Mapping[str, int] = MappingProxyType(
+    {"gelu": 1, "layer_norm": 3, "batch_norm": 5, "batch_norm_": 5, "dropout": 2}
+)
+"""How many tensors stand before the settings of an operation that notes them."""
+
+WRITERS = (
+    "c_softmax_with_cross_entropy",
+    "c_softmax_with_multi_label_cross_entropy",
+    "cross_entropy_with_softmax",
+    "margin_cross_entropy",
+    "softmax_with_cross_entropy",
+)
+"""Operations, by their names in Paddle's operator modules, whose backward makes its gradient in the saved softmax."""
+
+
+def repair(stack: HookStack) -> None:
+    """Let operations mark their calls in the scope in force, and note their settings by the address of the new node."""
+
+    def marking(original: Callable[..., Any], tensors: int | None) -> Callable[..., Any]:
+        @wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            scope = stack.current()
+            if scope is None:
+                if tensors is not None or not stack.is_registered:
+                    return original(*args, **kwargs)
+                with HookScope(stack):  # for the hooks of other threads
+                    return call(*args, **kwargs)
+            named = (kwargs[name] for name in kwargs if name == "approximate")  # nothing else comes by name
+            mark = WRITES if tensors is None else Settings((*args[tensors:], *named))
+            outer, scope.call = scope.call, mark
+            try:
+                made = original(*args, **kwargs)
+            finally:
+                scope.call = outer
+            output = made[0] if isinstance(made, tuple) else made
+            if mark is not WRITES and isinstance(output, Tensor) and not output.is_leaf:
+                scope.settings[node_of(output).node_ptr()] = mark
+            return made
+
+        return call
+
+    for name, tensors in _NOTED.items():
+        setattr(_C_ops, name, marking(getattr(_C_ops, name), tensors))
+    for module in (_C_ops, _legacy_C_ops):
+        for name in WRITERS:
+            if hasattr(module, name):
+                setattr(module, name, marking(getattr(module, name), None))
