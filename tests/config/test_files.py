@@ -2,7 +2,6 @@
 
 import argparse
 import builtins
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,11 @@ from tensorstash.config.settings import settings_of
 from tensorstash.errors import ConfigError, MissingDependencyError, TensorStashWarning
 from tensorstash.sizes import parse_budget
 
-DATA = {"policy": "compress | disk_spill", "min_bytes": "1MiB", "limits": {"in_flight": "64MiB"}}
-SETTINGS = {
-    "policy": ts.Compress() | ts.DiskSpill(),
-    "min_bytes": 2**20,
-    "limits": ts.Limits(in_flight="64MiB"),
-}
+LIMITS = ts.Limits(in_flight="64MiB")
+SETTINGS = {"policy": ts.Compress() | ts.DiskSpill(), "min_bytes": 2**20, "limits": LIMITS}
 TEXTS = {
     "s.toml": 'policy = "compress | disk_spill"\nmin_bytes = "1MiB"\n[limits]\nin_flight = "64MiB"\n',
-    "s.json": json.dumps(DATA),
+    "s.json": '{"policy": "compress | disk_spill", "min_bytes": "1MiB", "limits": {"in_flight": "64MiB"}}',
     "s.yaml": "policy: compress | disk_spill\nmin_bytes: 1MiB\nlimits:\n  in_flight: 64MiB\n",
     "s.YML": "policy:\n  steps: [compress, {name: disk_spill}]\n  name: chain\n"
     "min_bytes: 1MiB\nlimits: {in_flight: 64MiB}",
