@@ -43,18 +43,16 @@ class Lease:
         budget = self._budget
         other = _Entry(owner, budget.returned)
         with budget._lock:
-            other.nbytes = nbytes
-            self._entry.nbytes -= nbytes
-            budget._entries.add(other)
+            budget._entries[self._entry] = budget._entries.get(self._entry, 0) - nbytes
+            budget._entries[other] = nbytes
 
 
 class _Entry(ref[Any]):
-    """The share of a budget that belongs to a lease, or to its companion; equal only to itself."""
+    """Names a lease, or an object that bytes follow; equal only to itself."""
 
-    __slots__ = ("nbytes",)
+    __slots__ = ()
     __hash__ = object.__hash__
     __eq__ = object.__eq__
-    nbytes: int
 
 
 class ByteBudget:
@@ -88,7 +86,7 @@ class ByteBudget:
         """Leases that have come back since the last request."""
         self.returned = self.gone.append
         """Receives the lease that goes; C, so that nothing interrupts it."""
-        self._entries: set[_Entry] = set()
+        self._entries: dict[_Entry, int] = {}
         self._bells: set[threading.Lock] = set()
         self._lock = threading.Lock()
 
@@ -107,18 +105,16 @@ class ByteBudget:
         try:
             with self._lock:
                 while gone:
-                    back = gone.popleft()
-                    self._entries.discard(back)
-                    self.taken -= back.nbytes
-                    back.nbytes = 0
+                    self.taken -= self._entries.pop(gone[0], 0)
+                    gone.popleft()
                 used = self.taken + nbytes
                 if used > self.limit:
                     return None
                 lease = Lease()
                 entry = _Entry(lease, self.returned)
-                lease._budget, lease._entry, entry.nbytes = self, entry, nbytes
+                lease._budget, lease._entry = self, entry
                 self.taken = used
-                self._entries.add(entry)
+                self._entries[entry] = nbytes
                 if used > self.peak:
                     self.peak = used
         except BaseException:
@@ -146,7 +142,7 @@ class ByteBudget:
             bell.acquire()
             self._bells.add(bell)  # first: bytes that come back from here on ring it
             with self._lock:
-                self.taken = sum(entry.nbytes for entry in self._entries)
+                self.taken = sum(self._entries.values())
             if self.used > most_bytes:
                 bell.acquire(timeout=min(left, LOOK_AGAIN_S))
             self._bells.discard(bell)

@@ -1,5 +1,6 @@
 import gc
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from tensorstash.host import budget as budget_module
 from tensorstash.host.budget import ByteBudget
+from tests.interrupts import interrupt
 
 
 @pytest.mark.parametrize("drop", [False, True])
@@ -57,13 +59,27 @@ def test_a_lease_that_a_collected_cycle_held_gives_its_bytes_back():
     assert budget.used == 0
 
 
-def test_bytes_that_an_interrupt_has_left_counted_are_free_for_a_thread_that_waits():
-    budget = ByteBudget(10)
-    lease = budget.try_acquire(4)
-    budget.taken += 6
-    assert budget.acquire(6, timeout_s=60) is not None
-    assert budget.used == 4
-    del lease
+@pytest.mark.parametrize("method", ["take", "give", "follow", "wait"])
+def test_an_interrupt_between_any_two_steps_frees_no_byte_in_use_and_loses_none_to_a_thread_that_waits(method):
+    line = interrupted = 0
+    while interrupted == line:
+        budget, owner = ByteBudget(10), np.zeros(3)
+        lease = budget.try_acquire(4)
+        budget.try_acquire(2)  # which comes back at once
+        line += 1
+        call = {
+            "take": partial(budget.try_acquire, 6),
+            "give": lease.release,
+            "follow": partial(lease.follow, owner, 3),
+            "wait": partial(budget.acquire, 7, timeout_s=1e-3),
+        }[method]
+        interrupted += interrupt(call, "budget.py", line)
+        assert budget.used >= 4 or method == "give"
+        del lease, call, owner
+        assert budget.wait(0, timeout_s=60)
+        assert budget.try_acquire(10) is not None
+        assert budget.try_acquire(10) is not None
+    assert line > 2
 
 
 @pytest.mark.parametrize("threads", [2, 4])

@@ -10,13 +10,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from interrupts import interrupt
 
 from tensorstash.errors import ConfigError
 from tensorstash.host.allocator import keep_idle
 from tensorstash.host.arrays import aligned_empty
 from tensorstash.host.pages import BLOCK, HUGE_PAGE, mapped_pages, page_aligned
 from tensorstash.host.pool import IDLE_BYTES, POOL, SMALLEST, PagePool, size_class
+from tests.interrupts import interrupt
 from tests.processes import locks_held
 
 MIB = 2**20
