@@ -42,9 +42,3 @@ def test_parameters_and_their_views_are_kept(framework, lab, reason, trainable):
     for view in (*views(lab, weight), *silent):
         assert reason(view) == "view of a parameter"
     assert reason(lab.mul(weight, 1.0)) is None
-
-
-def test_other_leaves_that_require_grad_are_kept(lab, reason):
-    leaf = lab.tensor(np.ones((4, 4), np.float32), requires_grad=True)
-    assert reason(leaf) == "leaf that requires grad"
-    assert lab.backend.alias(leaf) is leaf

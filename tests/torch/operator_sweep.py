@@ -17,35 +17,25 @@ from tests.torch.conftest import are_same, bits
 
 Scope = Callable[[], AbstractContextManager[Any]]
 Visible = dict[str, Tensor]
-Sessions = Mapping[str, tuple["Way", ts.api.Stash]]
+Sessions = Mapping[str, tuple[bool, AbstractContextManager[Any]]]
+"""A scope by name, and whether the program holds inputs and outputs until backward is done, and looks at them then."""
 
 
-@dataclass(frozen=True)
-class Way:
-    """A policy to run a case under.
-
-    Args:
-        policy: what becomes of saved tensors.
-        limits: at once, or behind the computation.
-        holds: whether the program holds inputs and outputs until backward is done, and looks whether they changed.
-    """
-
-    policy: ts.HookPolicy
-    limits: ts.Limits
-    holds: bool
-
-
-def ways(directory: str) -> dict[str, Way]:
+def sessions(directory: str) -> Sessions:
     """Return every way a case is run, by name."""
     at_once, behind = ts.Limits(in_flight=0), ts.Limits()
+    ways: dict[str, tuple[bool, ts.HookPolicy, ts.Limits]] = {
+        "keep, held": (True, ts.Keep(), behind),
+        "offload": (False, ts.CpuOffload(), behind),
+        "memory": (False, StoreIn(Memory()), behind),
+        "memory, held": (True, StoreIn(Memory()), at_once),
+        "compress": (False, ts.Compress(min_ratio=1), at_once),
+        "disk": (False, ts.DiskSpill(directory), behind),
+        "compress | disk": (False, ts.Compress(min_ratio=1) | ts.DiskSpill(directory), at_once),
+    }
     return {
-        "keep, held": Way(ts.Keep(), behind, True),
-        "offload": Way(ts.CpuOffload(), behind, False),
-        "memory": Way(StoreIn(Memory()), behind, False),
-        "memory, held": Way(StoreIn(Memory()), at_once, True),
-        "compress": Way(ts.Compress(min_ratio=1), at_once, False),
-        "disk": Way(ts.DiskSpill(directory), behind, False),
-        "compress | disk": Way(ts.Compress(min_ratio=1) | ts.DiskSpill(directory), at_once, False),
+        name: (holds, ts.stash(policy, framework="torch", min_bytes=0, limits=limits))
+        for name, (holds, policy, limits) in ways.items()
     }
 
 
@@ -217,14 +207,14 @@ def wrong(case: Case, sessions: Sessions) -> Iterator[str]:
         return
     if plain is None:
         return
-    for name, (way, stash) in sessions.items():
-        if what := _wrong(case, plain, way, lambda stash=stash: stash):
+    for name, (holds, stash) in sessions.items():
+        if what := _wrong(case, plain, holds, lambda stash=stash: stash):
             yield f"{case.name}: {name}: {what}"
 
 
-def _wrong(case: Case, plain: Result, way: Way, scope: Scope) -> str:
+def _wrong(case: Case, plain: Result, holds: bool, scope: Scope) -> str:
     try:
-        result = run(case, scope, holds=way.holds)
+        result = run(case, scope, holds=holds)
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
     if result is None:

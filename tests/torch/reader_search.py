@@ -412,13 +412,9 @@ def search(samples: int, step: int = 1) -> Search:
 
 def table(found: Search) -> str:
     """Return a line for each reader, the most demanding first."""
-    columns = [(codec, values) for codec in LOSSY for values in VALUES]
-    errors, worst = found.errors(), found.worst()
-    lines = [f"{'reader':50} {'needs':8} " + " ".join(f"{codec[:1]}:{values:>9}" for codec, values in columns)]
-    for reader in sorted(errors, key=lambda reader: (-worst[reader]["cast"], -worst[reader]["quantize"], reader)):
-        cells = (f"{errors[reader][column]:11.2g}" if column in errors[reader] else f"{'-':>11}" for column in columns)
-        lines.append(f"{reader:50} {needs(worst[reader]):8} " + " ".join(cells))
-    return "\n".join(lines)
+    worst = found.worst()
+    order = sorted(worst, key=lambda reader: (-worst[reader]["cast"], -worst[reader]["quantize"], reader))
+    return "\n".join(f"{reader:50} {needs(worst[reader]):8} {worst[reader]}" for reader in order)
 
 
 def disagreements(found: Search, margin: float, wanted: Callable[[str], Demand] = demand) -> list[str]:

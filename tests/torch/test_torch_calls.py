@@ -101,35 +101,28 @@ def test_a_replica_runs_its_own_weights_under_the_policy():
     assert (inner.stats().seen.tensors, outer.stats().seen.tensors) == (1, 1)
 
 
+MADE_OF = {
+    "script": lambda model, x: torch.jit.script(model),
+    "trace": torch.jit.trace,
+    "graph module": lambda model, x: torch.fx.symbolic_trace(model),
+    "export": lambda model, x: torch.export.export(model, (x,)).module(),
+}
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_scripted_traced_and_exported_while_wrapped(x):
+@pytest.mark.parametrize("how", MADE_OF)
+def test_what_is_made_of_a_wrapped_model_is_right_and_who_trains_it_is_told(x, how):
     model = network()
     expected = model(x)
-    wrapped(model)
-    for made in (
-        torch.jit.script(model),
-        torch.jit.trace(model, x),
-        torch.fx.symbolic_trace(model),
-        torch.export.export(model, (x,)).module(),
-    ):
-        assert torch.equal(made(x), expected)
-    assert torch.equal(model(x), expected)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize(
-    "made_of",
-    [torch.jit.trace, lambda model, x: torch.export.export(model, (x,)).module()],
-    ids=["trace", "export"],
-)
-def test_who_trains_what_a_tracer_made_is_told(made_of, x):
-    model = network()
     handle = wrapped(model)
-    made_of(model, x)(x).sum().backward()
-    with pytest.warns(ts.TensorStashWarning, match="Wrap the object that training calls"):
-        handle.remove()
+    made = MADE_OF[how](model, x)
+    assert torch.equal(made(x), expected)
+    if how in ("trace", "export"):
+        made(x).sum().backward()
+        with pytest.warns(ts.TensorStashWarning, match="Wrap the object that training calls"):
+            handle.remove()
+    assert torch.equal(model(x), expected)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

@@ -28,13 +28,15 @@ from tensorstash.policies import Cast, Compress, PackMasks, Quantize
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Codec
-from tensorstash.spec import TensorSpec, contiguous_strides
+from tensorstash.spec import TensorSpec
+from tensorstash.testing.labs.torch import TorchLab
 
 pytest.importorskip("triton", reason="Triton has no build for this system")
 
 from tensorstash.backends.torch import quantize as torch_triton
 from tensorstash.backends.torch.recipes import digest_kernel
 
+LAB = TorchLab()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = next((kind for kind in ("cuda", "xpu") if getattr(torch, kind).is_available()), None)
 
@@ -54,14 +56,7 @@ def quiet() -> Iterator[None]:
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:
-    shape = tuple(tensor.shape)
-    return TensorSpec(shape, contiguous_strides(shape), 0, DTYPE_NAMES[tensor.dtype], str(tensor.device))
-
-
-def carriers(tensor: Tensor) -> Array:
-    raw = tensor.cpu().reshape(-1).view(torch.uint8).numpy()
-    spec = spec_of(tensor)
-    return raw.view(spec.carrier).reshape(spec.shape)
+    return TorchBackend().spec(tensor)
 
 
 def same_bits(got: Array, expected: Array, dtype: torch.dtype, codec: Codec) -> bool:
@@ -77,22 +72,22 @@ def check(codec: Codec, tensor: Tensor, place: str) -> None:
     """Compare payload and elements with those of the NumPy codec."""
     tensor = tensor.to(place)
     spec = spec_of(tensor)
-    before = carriers(tensor).tobytes()
+    before = LAB.bits(tensor).tobytes()
     made = device_kernel(codec, spec)
     assert made is not None
     with np.errstate(all="ignore"):
-        expected = codec.encode(carriers(tensor), spec)
+        expected = codec.encode(LAB.bits(tensor), spec)
         back = codec.decode(expected, spec)
     payload = made.encode(tensor)
     assert (payload.device, payload.is_contiguous()) == (tensor.device, True)
     encoded = codec.encoded_spec(spec)
     assert DTYPE_NAMES[payload.dtype] == encoded.dtype
     assert encoded.shape in ((-1,), tuple(payload.shape))
-    assert same_bits(carriers(payload), expected, payload.dtype, codec)
+    assert same_bits(LAB.bits(payload), expected, payload.dtype, codec)
     elements = made.decode(payload)
     assert (elements.dtype, elements.shape, elements.device) == (tensor.dtype, tensor.shape, tensor.device)
-    assert same_bits(carriers(elements), back, elements.dtype, codec)
-    assert carriers(tensor).tobytes() == before
+    assert same_bits(LAB.bits(elements), back, elements.dtype, codec)
+    assert LAB.bits(tensor).tobytes() == before
 
 
 def floats(shape: tuple[int, ...], dtype: str, content: str) -> Tensor:

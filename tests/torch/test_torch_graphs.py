@@ -1,6 +1,7 @@
 """Whole graphs have the same gradients, bit for bit, when all that can be stashed goes through the host."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -29,24 +30,40 @@ def gradients(model, x, around=nullcontext, inside=None):
     return [x.grad, *(parameter.grad.clone() for parameter in model.parameters())]
 
 
-@pytest.mark.parametrize("use_reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+def saved_on_cpu(model):
+    def run(x):
+        with save_on_cpu():
+            return model(x)
+
+    return run
+
+
+WAYS = {
+    "reentrant checkpoint": lambda model: partial(checkpoint, model, use_reentrant=True),
+    "checkpoint": lambda model: partial(checkpoint, model, use_reentrant=False),
+    "save_on_cpu": saved_on_cpu,
+    "itself": lambda model: model,
+}
+
+
+@pytest.mark.parametrize("is_autocast", [False, True])
 @pytest.mark.parametrize("position", ["around", "inside"])
-def test_checkpoint(pair, same_bits, use_reentrant, position):
+@pytest.mark.parametrize("way", WAYS)
+def test_hooks_around_and_inside_of_what_autograd_itself_does(pair, same_bits, way, position, is_autocast):
     model, x = block(), torch.randn(2, 5, 16)
-    plain = gradients(model, x)
 
     def hooked(x):
         with pair.hooks():
             return model(x)
 
-    body = hooked if position == "inside" else model
-
-    def inside(x):
-        return checkpoint(body, x, use_reentrant=use_reentrant)
-
-    around = pair.hooks if position == "around" else nullcontext
-    assert same_bits(plain, gradients(model, x, around, inside))
-    assert pair.copied
+    inside = WAYS[way](hooked if position == "inside" else model)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+        plain = gradients(model, x)
+        assert same_bits(plain, gradients(model, x, pair.hooks if position == "around" else nullcontext, inside))
+    if way == "save_on_cpu" and position == "around":
+        assert sum(pair.copied.values()) <= 2  # it has taken over
+    else:
+        assert pair.copied
 
 
 class Watched(torch.autograd.Function):
@@ -110,26 +127,6 @@ class Fused(torch.autograd.Function):
         assert nothing is None
         grad = grad * mask
         return grad @ weight, grad.t() @ x, None
-
-
-def test_save_on_cpu_inside_takes_over_and_gives_back(pair, same_bits):
-    model, x = block(), torch.randn(2, 5, 16)
-    plain = gradients(model, x)
-
-    def inside(x):
-        with save_on_cpu():
-            return model(x)
-
-    assert same_bits(plain, gradients(model, x, pair.hooks, inside))
-    assert sum(pair.copied.values()) <= 2
-
-
-def test_backward_under_autocast_computes_as_without_hooks(pair, same_bits):
-    model, x = block(), torch.randn(2, 5, 16)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        plain, hooked = gradients(model, x), gradients(model, x, pair.hooks)
-    assert same_bits(plain, hooked)
-    assert pair.copied
 
 
 def test_custom_function_with_none_and_masks(pair, same_bits):

@@ -6,13 +6,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from test_torch_recompute import equal, stash
+from test_torch_recompute import stash
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from tensorstash.backends.torch.recipes.digests import device_digest
 from tensorstash.backends.torch.recipes.producers import Producers
 from tensorstash.errors import StashError
+from tests.torch.conftest import are_same
 
 
 class Tripled(torch.autograd.Function):
@@ -138,7 +139,7 @@ def test_what_is_made_again_and_how_often(program, rule, tensors, loads):
         return program(around)
 
     around = stash()
-    assert equal(run(around), run(nullcontext()))
+    assert are_same(run(around), run(nullcontext()))
     stats = around.stats()
     assert not [why for why in stats.refused if rule in why]
     assert (stats.recomputed[rule].tensors, stats.recomputed[rule].loads) == (tensors, loads)

@@ -54,18 +54,28 @@ def steps(model, index, scope=None, meet=lambda: None):
 
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_forwards_on_two_threads_share_a_model_and_a_session(policy, limits, tmp_path, same_bits):
+def test_forwards_on_two_threads_share_a_model_and_a_session_that_a_third_one_drains(
+    policy, limits, tmp_path, same_bits
+):
     torch.manual_seed(0)
     model = Model()
     plain = [steps(model, index) for index in range(2)]
     stash = ts.stash(POLICIES[policy](str(tmp_path)), framework="torch", min_bytes=0, limits=LIMITS[limits])
     found: list = [None, None]
+    done: list[int] = []
     barrier = threading.Barrier(2, timeout=400)
 
     def work(index):
-        found[index] = steps(model, index, stash, barrier.wait)
+        try:
+            found[index] = steps(model, index, stash, barrier.wait)
+        finally:
+            done.append(index)
 
-    on_threads([lambda: work(0), lambda: work(1)])
+    def drain():
+        while len(done) < 2:
+            stash.drain()
+
+    on_threads([lambda: work(0), lambda: work(1), drain])
     assert all(map(same_bits, plain, found))
     assert stash.stats().stashed.tensors > 0
 
@@ -133,25 +143,3 @@ def test_a_tensor_is_let_go_of_on_another_thread_while_the_session_looks(when, l
         everything[number].data.fill_(2.0)
     loss.backward()
     assert same_bits([plain.grad], [leaf.grad])
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_one_thread_drains_while_another_one_saves(policy, tmp_path, same_bits):
-    torch.manual_seed(0)
-    model = Model()
-    plain = steps(model, 0)
-    stash = ts.stash(POLICIES[policy](str(tmp_path)), framework="torch", min_bytes=0)
-    found, is_done = [], threading.Event()
-
-    def train():
-        try:
-            found.extend(steps(model, 0, stash))
-        finally:
-            is_done.set()
-
-    def drain():
-        while not is_done.is_set():
-            stash.drain()
-
-    on_threads([train, drain])
-    assert same_bits(plain, found)
