@@ -4,6 +4,7 @@ import errno
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
@@ -46,30 +47,16 @@ class Intercepted:
     """
 
     retains: ClassVar[bool]
+    put: Callable[[Array], Slot]
+    get: Callable[[Slot], Array]
+    delete: Callable[[Slot], None]
+    close: Callable[[], None]
 
     def __init__(self, inner: Store, run: Behaviour, *, verifies: bool = False) -> None:
         self.retains = inner.retains  # type: ignore[misc]
         self.verifies = verifies and getattr(inner, "verifies", False)
-        self._inner = inner
-        self._run = run
-
-    def put(self, data: Array, /) -> Slot:
-        """Store the bytes."""
-        slot: Slot = self._run("put", self._inner.put, data)
-        return slot
-
-    def get(self, slot: Slot, /) -> Array:
-        """Return the bytes that were put."""
-        found: Array = self._run("get", self._inner.get, slot)
-        return found
-
-    def delete(self, slot: Slot, /) -> None:
-        """Free the slot; idempotent, never blocks."""
-        self._run("delete", self._inner.delete, slot)
-
-    def close(self) -> None:
-        """Close the inner store; idempotent."""
-        self._run("close", self._inner.close)
+        for name in ("put", "get", "delete", "close"):
+            setattr(self, name, partial(run, name, getattr(inner, name)))
 
 
 @dataclass(frozen=True, kw_only=True)

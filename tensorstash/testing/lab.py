@@ -179,16 +179,16 @@ class Lab(ABC):
         """Return a view of columns ``start`` to ``stop`` of a matrix."""
         return tensor[:, start:stop]
 
-    @abstractmethod
     def transpose(self, tensor: Tensor) -> Tensor:
         """Return the transposed view of a matrix."""
+        return tensor.T
 
     def expand(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         """Return a broadcast view."""
         return tensor.expand(*shape)
 
     def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        return tensor.reshape(list(shape))
+        return tensor.reshape(*shape)
 
     @abstractmethod
     def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor: ...

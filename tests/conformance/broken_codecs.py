@@ -8,31 +8,17 @@ from typing import Any, ClassVar
 import numpy as np
 from planted import caught_by
 
-from tensorstash.errors import CodecError
-from tensorstash.testing import CodecSuite, Golden
+from tensorstash.testing import CodecSuite, FaultyCodec, Golden
+from tensorstash.testing.faults import CodecFault
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copy:
-    """A codec without a fault: it copies, behind a byte that says so."""
+class Copy(FaultyCodec):
+    """A codec without a fault: it copies."""
 
     name: ClassVar[str] = "copy"
-    lossless: ClassVar[bool] = True
-    kind: ClassVar[str] = "array->array"
-
-    def accepts(self, spec: Any, /) -> bool:
-        return spec.shape != (-1,)
-
-    def encoded_spec(self, spec: Any, /) -> Any:
-        return spec
-
-    def encode(self, data: Any, spec: Any, /) -> Any:
-        return data.copy()
-
-    def decode(self, data: Any, spec: Any, /) -> Any:
-        if (data.dtype.name, data.shape) != (spec.carrier, spec.shape):
-            raise CodecError(f"{self!r}: got {data.dtype}{data.shape}, expected {spec}")
-        return data.copy()
+    fault: CodecFault = "encode_error"
+    numel: int | None = -1
 
 
 class Sound(CodecSuite):
@@ -52,8 +38,9 @@ class Levels(Copy):
 
 
 class IsNoDataclass:
-    name, lossless, kind = "is_no_dataclass", True, "array->array"
-    accepts, encoded_spec, encode, decode = Copy.accepts, Copy.encoded_spec, Copy.encode, Copy.decode
+    name, lossless, kind, fault, numel = "is_no_dataclass", True, "array->array", "encode_error", -1
+    accepts, encoded_spec = FaultyCodec.accepts, FaultyCodec.encoded_spec
+    encode, decode, _pass = FaultyCodec.encode, FaultyCodec.decode, FaultyCodec._pass
 
 
 caught_by("test_it_is_a_frozen_keyword_only_dataclass")(faulty("IsNoDataclass", IsNoDataclass))

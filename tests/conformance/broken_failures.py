@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
+from broken_stores import Litters
 from planted import Answering, Planted, caught_by, planted
 
 from tensorstash import Compress, DiskSpill, HookPolicy, Keep, reference
@@ -178,20 +178,9 @@ caught_by("test_line10_rules_by_module_name_reach_their_module_only")(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Littering:
-    name: ClassVar[str] = "littering"
-    tier: ClassVar[str] = "disk"
-    directory: str
-
-    def open(self) -> MemoryStore:
-        Path(self.directory, "payloads.bin").touch()
-        return MemoryStore(Memory())
-
-
 def litters(policy: HookPolicy) -> HookPolicy:
     spill = next(part for part in walk(policy) if isinstance(part, DiskSpill))
-    return StoreIn(Littering(directory=str(spill.directory)))
+    return StoreIn(Litters(directory=str(spill.directory)))
 
 
 caught_by("test_line10_no_file_is_left")(stashing("LeavesFiles", litters))

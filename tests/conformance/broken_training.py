@@ -4,13 +4,14 @@ import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import call
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
+from broken_codecs import Copy
 from paddle.base import core
 from planted import Answering, Planted, PlantedPaddle, PlantedTorch, caught_by, planted
 
@@ -57,25 +58,14 @@ caught_by("test_line01_a_lossy_codec_keeps_its_bound")(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DropsLowBits:
+class DropsLowBits(Copy):
     """Claims to be lossless."""
-
-    name: ClassVar[str] = "drops_low_bits"
-    lossless: ClassVar[bool] = True
-    kind: ClassVar[str] = "array->array"
 
     def accepts(self, spec: Any, /) -> bool:
         return spec.kind in ("int", "uint", "bool")
 
-    def encoded_spec(self, spec: Any, /) -> Any:
-        return spec
-
     def encode(self, data: Any, spec: Any, /) -> Any:
         return data & ~np.asarray(1, data.dtype) if data.dtype != np.bool_ else ~data
-
-    def decode(self, data: Any, spec: Any, /) -> Any:
-        return data.copy()
 
 
 caught_by("test_line01_lossy_policies_never_touch_integers")(

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensorstash.reference import (
-    GraphReleasedError,
-    Tensor,
-    grad,
-    saved_tensors_hooks,
-    tensor,
-    zeros,
-)
+from tensorstash.reference import GraphReleasedError, Tensor, grad, saved_tensors_hooks, tensor, zeros
 
 
 def scalar(value: float) -> Tensor:

@@ -5,16 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorstash.reference import (
-    DeviceError,
-    MemorySpace,
-    from_buffer,
-    tensor,
-    zeros,
-)
+from tensorstash.reference import DeviceError, from_buffer, memory, tensor, zeros
 
 
-def test_bytes_are_counted_exactly_and_return_with_the_last_view(sim: MemorySpace) -> None:
+def test_bytes_are_counted_exactly_and_return_with_the_last_view() -> None:
+    sim = memory("sim:0")
     before = sim.allocated_bytes
     x = zeros((1000, 3), "float16", device="sim:0")
     view = x[5:, 1]
@@ -29,7 +24,7 @@ def test_bytes_are_counted_exactly_and_return_with_the_last_view(sim: MemorySpac
     assert sim.allocated_bytes == before
 
 
-def test_host_code_cannot_reach_device_memory(sim: MemorySpace) -> None:
+def test_host_code_cannot_reach_device_memory() -> None:
     x = tensor([1.0, 2.0], device="sim:0")
     with pytest.raises(DeviceError, match=r"use \.to\('cpu'\) first"):
         x.numpy()
@@ -37,7 +32,7 @@ def test_host_code_cannot_reach_device_memory(sim: MemorySpace) -> None:
     assert x.tolist() == [1.0, 2.0]
 
 
-def test_devices_do_not_mix(sim: MemorySpace) -> None:
+def test_devices_do_not_mix() -> None:
     x, y = zeros((2,), device="sim:0"), zeros((2,), device="sim:1")
     for operation in (lambda: x + y, lambda: x + zeros((2,)), lambda: zeros((3,))[tensor([0], device="sim:1")]):
         with pytest.raises(DeviceError, match="on one device, got"):

@@ -8,14 +8,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from tensorstash.reference import (
-    Tensor,
-    saved_tensors_hooks,
-    tensor,
-)
-
-pytestmark = pytest.mark.usefixtures("no_cyclic_gc")
-
+from tensorstash.reference import Tensor, saved_tensors_hooks, tensor
+from tensorstash.testing.harness import reference_counting_only
 
 DEEPER_THAN_PYTHON, DEEPER_THAN_C = 2_000, 12_000
 """Links that would exceed the limit of recursion, and links whose finalizers would exceed the stack."""
@@ -37,7 +31,8 @@ def test_deep_chain_is_dropped_and_differentiated_without_deep_recursion(link: s
             y = steps[link](y)
         return y
 
-    with saved_tensors_hooks(lambda t: [t], lambda p: p[0]) if link == "packed" else nullcontext():
+    hooks = saved_tensors_hooks(lambda t: [t], lambda p: p[0]) if link == "packed" else nullcontext()
+    with reference_counting_only(), hooks:
         y = chain(DEEPER_THAN_PYTHON)
         y.backward()
         assert x.grad.item() == 1.0

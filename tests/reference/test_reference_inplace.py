@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tensorstash.reference import InplaceError, Tensor, no_grad, tensor, zeros
+from tensorstash.reference import InplaceError, Parameter, Tensor, no_grad, tensor, zeros
 
 
 def test_modified_saved_tensor_is_reported_with_both_versions() -> None:
@@ -64,6 +64,7 @@ def test_overlapping_memory_is_refused() -> None:
         zeros((1, 3)).expand(2, 3).add_(1.0)
     with pytest.raises(InplaceError, match="single memory location"):
         zeros((5,)).as_strided((3, 3), (1, 1)).add_(1.0)
+    assert zeros((6,)).as_strided((3, 1), (1, 0)).add_(1.0).tolist() == [[1.0]] * 3
 
 
 def test_result_must_fit_in_shape_and_type() -> None:
@@ -71,3 +72,16 @@ def test_result_must_fit_in_shape_and_type() -> None:
         zeros((1, 3)).add_(zeros((2, 3)))
     with pytest.raises(TypeError, match=r"add got 0.5 and a tensor of int64"):
         zeros((2,), "int64").add_(0.5)
+
+
+def test_bases_name_the_owner_of_the_memory() -> None:
+    weight = Parameter(zeros((2, 3)))
+    with no_grad():
+        unrecorded = weight[0]
+    for view in (weight.swap_last(), weight[0][1:], weight.detach(), weight.detach()[0], unrecorded, unrecorded[1:]):
+        assert view.base is weight
+    assert weight.base is None
+    assert weight.clone().base is None
+    activation = weight * 1
+    assert activation[0][1:].base is activation
+    assert activation.detach().base is None

@@ -185,15 +185,9 @@ class Primitive(Operation):
         return common
 
     def _array(self, is_data: bool, operand: Any, stored: Array | None, common: DType) -> Array:
-        if not is_data:
-            return np.asarray(operand if stored is None else stored)
         if stored is None:
-            values = np.asarray(_number(operand)).astype(common.compute)
-        elif self._moves and operand.dtype is common:
-            return stored
-        else:
-            values = operand.dtype.decode(stored).astype(common.compute, copy=False)
-        return common.encode(values) if self._moves else values
+            return np.asarray(_number(operand)).astype(common.compute)
+        return stored if self._moves or not is_data else common.decode(stored)
 
     def _result_dtype(self, result: Array, common: DType, attributes: dict[str, Any]) -> DType:
         if "dtype" in attributes:

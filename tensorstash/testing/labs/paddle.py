@@ -74,15 +74,6 @@ class PaddleLab(Lab):
     def relu(self, tensor: Tensor) -> Tensor:
         return paddle.nn.functional.relu(tensor)
 
-    def softmax(self, tensor: Tensor, axis: int) -> Tensor:
-        return paddle.nn.functional.softmax(tensor, axis)
-
-    def transpose(self, tensor: Tensor) -> Tensor:
-        return tensor.transpose([1, 0])
-
-    def expand(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        return tensor.expand(list(shape))
-
     def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
         return paddle.concat(list(tensors), axis)
 

@@ -49,9 +49,6 @@ class ReferenceLab(Lab):
     def as_strided(self, tensor: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
         return tensor.as_strided(shape, strides, tensor.offset + offset * tensor.layout.itemsize)
 
-    def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        return tensor.reshape(*shape)
-
     def transpose(self, tensor: Tensor) -> Tensor:
         return tensor.swap_last()
 

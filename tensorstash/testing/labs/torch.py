@@ -73,9 +73,6 @@ class TorchLab(Lab):
     def flagged(self, tensor: Tensor, flag: str) -> Tensor:
         return tensor.conj() if flag == "conj" else torch._neg_view(tensor)
 
-    def transpose(self, tensor: Tensor) -> Tensor:
-        return tensor.t()
-
     def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
         return torch.cat(list(tensors), axis)
 
