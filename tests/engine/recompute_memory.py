@@ -9,6 +9,8 @@ from contextlib import nullcontext
 from typing import Any
 
 import tensorstash as ts
+from tensorstash.testing.labs import lab_of
+from tensorstash.testing.layouts import floats
 
 ROWS, WIDTH, LAYERS = 512, 1024, 16
 
@@ -19,68 +21,38 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def of_torch() -> tuple[Any, Any]:
-    """Return what runs a forward and returns its loss, and the stash."""
-    import torch
-    from torch.nn import functional as F  # noqa: N812
-
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    weights = [torch.randn(WIDTH, WIDTH, requires_grad=True) for _ in range(LAYERS)]
-    x = torch.randn(ROWS, WIDTH)
-
-    def forward(layers: int) -> Any:
-        hidden = x
-        for weight in weights[:layers]:
-            up = hidden @ weight
-            hidden = F.gelu(up) * 0.1
-        return hidden.mean()
-
-    return forward, ts.stash(ts.Recompute(), framework="torch")
-
-
-def of_paddle() -> tuple[Any, Any]:
-    """Return what runs a forward and returns its loss, and the stash."""
-    import paddle
-    from paddle.nn import functional as F  # noqa: N812
-
-    paddle.seed(0)
-    weights = [paddle.create_parameter([WIDTH, WIDTH], "float32") for _ in range(LAYERS)]
-    x = paddle.randn([ROWS, WIDTH])
-
-    def forward(layers: int) -> Any:
-        hidden = x
-        for weight in weights[:layers]:
-            hidden = F.gelu(hidden @ weight)
-        return hidden.mean()
-
-    return forward, ts.stash(ts.Recompute(), framework="paddle")
-
-
 def main(framework: str) -> None:
     """Print the bytes that a forward leaves resident, the same under the policy, and what the policy says."""
     ts.allocator.return_freed_memory()
-    forward, stash = (of_torch if framework == "torch" else of_paddle)()
+    lab, stash = lab_of(framework), ts.stash(ts.Recompute(), framework=framework)
+    weights = [lab.parameter(floats(WIDTH, WIDTH, seed=layer) / WIDTH**0.5) for layer in range(LAYERS)]
+    x = lab.tensor(floats(ROWS, WIDTH))
+
+    def forward(layers: int) -> Any:
+        hidden = x
+        for weight in weights[:layers]:
+            hidden = lab.tanh(lab.matmul(hidden, weight))
+            hidden = lab.mul(hidden, hidden)
+        return lab.sum(hidden)
+
+    def recomputed_bytes() -> int:
+        return sum(done.bytes_in for done in stash.stats().recomputed.values())
+
     found = []
     for around in (nullcontext(), stash):
         for _ in range(2):  # all is imported, and proved
             with around:
                 loss = forward(3)
-            loss.backward()
+            lab.backward(loss)
             del loss
-        seen, before = made_again(stash), resident()
+        seen, before = recomputed_bytes(), resident()
         with around:
             loss = forward(LAYERS)
         found.append(resident() - before)
-        logical = made_again(stash) - seen
-        loss.backward()
+        logical = recomputed_bytes() - seen
+        lab.backward(loss)
         del loss
     print(*found, logical)
-
-
-def made_again(stash: Any) -> int:
-    """Return the bytes of all tensors that were not stored so far."""
-    return sum(done.bytes_in for done in stash.stats().recomputed.values())
 
 
 if __name__ == "__main__":

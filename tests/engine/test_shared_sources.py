@@ -5,7 +5,6 @@ import torch
 from inside import session_of
 
 import tensorstash as ts
-from tensorstash.backends.torch.backend import TorchBackend
 
 LIMITS = ts.Limits(in_flight=0, ahead="1MiB")
 
@@ -72,19 +71,6 @@ def test_a_function_that_writes_into_what_it_gets_changes_nobody_elses(policy):
     expected = 1.5 * (4 * 1.5 * dense() + 2)
     given = gradient(ts.stash(policy, framework="torch", min_bytes=0, limits=LIMITS))
     torch.testing.assert_close(given, expected)
-
-
-@pytest.mark.parametrize("policy", ["compress", "disk_spill"])
-def test_where_backward_writes_each_has_memory_of_its_own(policy, monkeypatch):
-    monkeypatch.setattr(TorchBackend, "backward_writes", True)
-    with ts.stash(policy, framework="torch", min_bytes=0, limits=LIMITS) as session:
-        tensor = dense()
-        handles = [session_of(session).pack(tensor) for _ in range(2)]
-        del tensor
-    session.drain()
-    back = [session_of(session).unpack(handle) for handle in handles]
-    assert torch.equal(*back)
-    assert len(storages(back)) == 2
 
 
 def test_parts_with_lazy_flags_are_copied_and_have_them():
