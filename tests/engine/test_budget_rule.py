@@ -1,6 +1,5 @@
 """A budget: the excess over it leaves, recipes before stores, the oldest first; and it never ends a training."""
 
-import importlib
 import logging
 from contextlib import nullcontext
 
@@ -14,6 +13,7 @@ from tensorstash.errors import ConfigError
 from tensorstash.host.budget import ByteBudget
 from tensorstash.spec import TensorSpec
 from tensorstash.testing import Lab
+from tensorstash.testing.labs import BACKENDS, lab_of
 
 WIDTH, ROWS = 32, 64
 ONE = WIDTH * ROWS * 4
@@ -85,10 +85,9 @@ def train(lab: Lab, stash: ts.Stash | None, *, depth: int = 6, steps: int = 4, r
     return found
 
 
-@pytest.fixture(params=["reference", "torch", "paddle"])
+@pytest.fixture(params=BACKENDS)
 def lab(request) -> Lab:
-    module = importlib.import_module(f"tensorstash.testing.labs.{request.param}")
-    return getattr(module, f"{request.param.capitalize()}Lab")()
+    return lab_of(request.param)
 
 
 def test_a_budget_is_held_from_the_first_step_on(lab):

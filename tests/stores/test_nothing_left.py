@@ -2,7 +2,6 @@
 
 import os
 import stat
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from tensorstash.errors import StoreError
 from tensorstash.stores import Disk
+from tests.processes import Program, output_of, outputs_of
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals, modes and locks of POSIX")
 
@@ -30,22 +30,6 @@ def level(request, monkeypatch):
     """Files that never have a name, and files that lose it at once where the file system has no others."""
     monkeypatch.setattr(tempfile, "_O_TMPFILE_WORKS", request.param == "unnamed")
     return request.param
-
-
-def start(script: str, *arguments: object) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", OPEN + script, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen, said: str = "") -> str:
-    output, errors = process.communicate(said, timeout=400)
-    assert process.returncode == 0, errors
-    return output
 
 
 def entries(directory: Path) -> list[str]:
@@ -93,7 +77,7 @@ while killed == kill_at:
     assert os.listdir(sys.argv[1]) == []
 print(killed)
 """
-    assert int(finish(start(script, tmp_path, "unnamed"))) >= 1
+    assert int(output_of(OPEN + script, tmp_path, "unnamed")) >= 1
 
 
 def test_in_a_fork_a_store_is_closed_and_harms_nothing(tmp_path, level):
@@ -128,7 +112,7 @@ assert (store.get(doomed) == 4).all()
 store.put(np.zeros(10_000_000, np.uint8))
 assert (store.get(slot) == 3).all()
 """
-    finish(start(script, tmp_path, level))
+    output_of(OPEN + script, tmp_path, level)
     assert entries(tmp_path) == []
 
 
@@ -154,9 +138,7 @@ for step in range(60):
     assert all((store.get(slot) == value).all() for slot in slots)
     store.close()
 """
-    processes = [start(script, tmp_path, level) for level in ("unlinked", "unlinked", "unnamed")]
-    for process in processes:
-        finish(process)
+    outputs_of(*(Program(OPEN + script, tmp_path, level) for level in ("unlinked", "unlinked", "unnamed")))
     assert entries(tmp_path) == []
 
 
