@@ -1,4 +1,4 @@
-"""Random programs, layouts, policies, budgets, threads and faults, in every framework.
+"""Random programs, layouts, policies, budgets, delays, threads and schedules, in every framework.
 
 State a seed and a number of examples to repeat or to lengthen a run::
 
@@ -25,18 +25,15 @@ from schedules import Auditor, TellingBudget, budgeted
 
 import tensorstash as ts
 from tensorstash.abilities import SupportsGraph
-from tensorstash.errors import SavedTensorModifiedError, StashError, StoreFullError, TensorStashError
+from tensorstash.errors import SavedTensorModifiedError, StoreFullError, TensorStashError
 from tensorstash.policies import StoreIn
 from tensorstash.stores.memory import Memory
-from tensorstash.testing.faults import FaultyCodec, FaultyStore
 from tensorstash.testing.labs import BACKENDS, lab_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::tensorstash.TensorStashWarning")  # a random policy may have no effect
 
 LARGEST = 2000
 """Bytes that no tensor of these programs exceeds."""
-
-FAULTS = ["full", "put_error", "get_error", "gone", "corrupt", "short_read"]
 
 LABS = [lab_of(name) for name in BACKENDS]
 
@@ -217,40 +214,6 @@ class TestRandomPrograms:
         assert ahead(session).peak <= limits.ahead_bytes
         assert store.used_bytes == 0
         assert auditor.excess == []
-
-    @given(
-        program=programs(),
-        fault=st.sampled_from(FAULTS),
-        at=st.integers(1, 8),
-        times=st.integers(1, 3),
-        in_codec=st.sampled_from(
-            [None, None, "encode_error", "decode_error", "encode_wrong_size", "decode_wrong_size"]
-        ),
-        numel=st.sampled_from([None, 4, 6, 12]),
-        limits=limits(),
-    )
-    def test_a_fault_ends_in_a_named_error_or_the_right_gradient_and_the_next_step_works(
-        self, lab, program, fault, at, times, in_codec, numel, limits
-    ):
-        device = lab.devices[-1]
-        plain = gradient(lab, device, program)
-        policy = StoreIn(FaultyStore(fault=fault, at=at, times=times))
-        if in_codec is not None:
-            policy = ts.policies.Encode(FaultyCodec(fault=in_codec, numel=numel)) | policy
-        stash = ts.stash(policy, framework=lab.name, min_bytes=0, limits=limits)
-        for _ in range(times + 9):
-            try:
-                found = gradient(lab, device, program, lambda: stash)
-            except StashError as error:
-                message = str(error)
-            else:
-                message = "stage, tensor "
-                assert np.array_equal(found, plain, equal_nan=True)
-            assert "stage" in message
-            assert "tensor " in message
-        found = gradient(lab, device, program)
-        assert np.array_equal(found, plain, equal_nan=True)
-        assert_nothing_is_held(stash)
 
 
 @given(program=programs())
