@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from delays import Dice, delays
@@ -11,6 +11,7 @@ from inside import ahead, in_flight, settle
 from planted_faults import Faulty
 
 import tensorstash as ts
+from tensorstash.host.pages import BLOCK
 from tensorstash.policies import StoreIn
 from tensorstash.policies.selectors import MinBytes
 from tensorstash.protocols import StoreConfig
@@ -50,6 +51,13 @@ RECOMPUTING: dict[str, MakesPolicy] = {
     "recompute | disk": lambda directory, dice: ts.Recompute() | ts.DiskSpill(directory),
 }
 POLICIES = LOSSLESS | RECOMPUTING
+
+
+def budgeted(directory: str) -> list[StoreConfig]:
+    """Return stores of each tier with budgets that some programs exceed."""
+    memories = [Memory(budget=nbytes) for nbytes in (100, 800, 4000)]
+    disks = [Disk(directory=directory, budget=blocks * BLOCK) for blocks in (2, 6, 40)]
+    return [*memories, *disks, *(replace(memory, then=disk) for memory in memories[:2] for disk in disks[:2])]
 
 
 @dataclass(frozen=True)

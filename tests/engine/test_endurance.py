@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from inside import ahead, session_of
 from planted_faults import Faulty
-from schedules import TellingBudget
 
 import tensorstash as ts
 from tensorstash.host.arrays import Array
+from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Disk, Memory
 from tensorstash.testing.lab import Lab
@@ -57,6 +57,22 @@ def gradient(lab: Lab, rows: int, nested: bool, scope: Any = None) -> Array:
 @cache
 def right(framework: str, rows: int, nested: bool) -> Array:
     return gradient(lab_of(framework), rows, nested)
+
+
+class TellingBudget(ByteBudget):
+    """A budget that opens a gate when somebody has to wait for bytes."""
+
+    def __init__(self, limit: int, gate: threading.Event) -> None:
+        super().__init__(limit)
+        self._gate = gate
+        self.waits = 0
+
+    def acquire(self, nbytes: int, *, timeout_s: float) -> Lease | None:
+        if (lease := self.try_acquire(nbytes)) is not None:
+            return lease
+        self.waits += 1
+        self._gate.set()
+        return super().acquire(nbytes, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("framework", BACKENDS)

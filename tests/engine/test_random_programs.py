@@ -14,14 +14,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conditions import LOSSLESS, MOVING, POLICIES, RECOMPUTING, assert_nothing_is_held, conditions, limits
-from delays import released
+from conditions import LOSSLESS, MOVING, POLICIES, RECOMPUTING, assert_nothing_is_held, budgeted, conditions, limits
+from delays import Dice, delays, released
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inside import ahead, in_flight, session_of
+from inside import ahead, in_flight
 from planted_faults import Faulty
 from random_programs import Forward, programs
-from schedules import Auditor, TellingBudget, budgeted
 
 import tensorstash as ts
 from tensorstash.abilities import SupportsGraph
@@ -31,9 +30,6 @@ from tensorstash.stores.memory import Memory
 from tensorstash.testing.labs import BACKENDS, lab_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::tensorstash.TensorStashWarning")  # a random policy may have no effect
-
-LARGEST = 2000
-"""Bytes that no tensor of these programs exceeds."""
 
 LABS = [lab_of(name) for name in BACKENDS]
 
@@ -169,51 +165,47 @@ class TestRandomPrograms:
         which=st.integers(0, 9),
         limits=limits(),
         threads=st.integers(1, 3),
-        stalls=st.integers(0, 3),
+        seed=st.integers(0, 10**6),
         compresses=st.booleans(),
     )
-    def test_no_budget_is_exceeded_by_one_byte_and_no_schedule_hangs(
-        self, lab, directory, program, which, limits, threads, stalls, compresses
+    def test_no_budget_is_exceeded_by_one_byte_and_nothing_hangs(
+        self, lab, directory, program, which, limits, threads, seed, compresses
     ):
         plain = gradient(lab, "cpu", program)
-        store = Faulty(budgeted(directory)[which])
-        # The program itself waits for the put of a tensor that is larger than what may be in flight.
-        auditor = Auditor(store.opened, stalls if limits.in_flight_bytes >= LARGEST else 0)
-        store.board.plant("put", auditor.put)
+        store, dice, excess, outcomes = Faulty(budgeted(directory)[which]), Dice(seed), [], []
+
+        def put(call, data):
+            try:
+                return dice.slowly(call, data)
+            finally:
+                excess.extend(store.excess())
+
+        store.board.plant("put", put)
         policy = ts.Compress(min_ratio=1) | StoreIn(store) if compresses else StoreIn(store)
         stash = ts.stash(policy, framework=lab.name, min_bytes=0, limits=limits)
-        session = session_of(stash)
-        session.sender.in_flight = TellingBudget(limits.in_flight_bytes, auditor.gate)
-        outcomes = []
-
-        @contextlib.contextmanager
-        def scope():
-            with stash:
-                try:
-                    yield
-                finally:
-                    auditor.gate.set()
 
         def train():
             for _ in range(3):
                 try:
-                    outcomes.append(np.array_equal(gradient(lab, "cpu", program, scope), plain, equal_nan=True))
+                    found = gradient(lab, "cpu", program, lambda: stash)
+                    outcomes.append(np.array_equal(found, plain, equal_nan=True))
                 except StoreFullError:
                     outcomes.append(True)
 
         workers = [threading.Thread(target=train, daemon=True) for _ in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(120)
+        with delays(dice):
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join(120)
         assert outcomes == [True] * (3 * threads), "a thread hangs, has failed, or has another gradient"
         # Frameworks hold what a failed call left in them until the next backward.
         gradient(lab, "cpu", program)
         assert_nothing_is_held(stash)
-        assert in_flight(session).peak <= limits.in_flight_bytes
-        assert ahead(session).peak <= limits.ahead_bytes
+        assert in_flight(stash).peak <= limits.in_flight_bytes
+        assert ahead(stash).peak <= limits.ahead_bytes
         assert store.used_bytes == 0
-        assert auditor.excess == []
+        assert excess == []
 
 
 @given(program=programs())
