@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from gates import Gated
+from gates import Gated, behind
 from inside import in_flight
 
 import tensorstash as ts
@@ -16,16 +16,6 @@ from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import assert_same_bits, floats
-
-
-def held_back(limits=None, **gates):
-    """Return a closed gate and a stash behind it."""
-    gate = Gated()
-    for name in gates:
-        getattr(gate, name).clear()
-    return gate, ts.stash(
-        StoreIn(gate), framework="reference", min_bytes=0, limits=limits or ts.Limits(in_flight="1MiB", timeout_s=60)
-    )
 
 
 def leaf(values=(1.0, 2.0, 3.0)):
@@ -55,8 +45,9 @@ def test_what_a_codec_loses_is_lost_to_a_request_before_the_capture_too(backend,
 
 
 def test_a_dropped_graph_takes_its_waiting_work_with_it(no_gc):
-    gate, stash = held_back(puts=True)
-    x = leaf()
+    gate = Gated()
+    gate.puts.clear()
+    stash, x = behind(gate, in_flight="1MiB"), leaf()
     with stash as session:
         for _ in range(5):
             y = (x * 1.0).exp().sum()
@@ -71,8 +62,8 @@ def test_a_dropped_graph_takes_its_waiting_work_with_it(no_gc):
 
 
 def test_bytes_in_flight_come_back_when_launching_a_capture_raises(monkeypatch):
-    gate, stash = held_back(limits=ts.Limits(in_flight=100, timeout_s=60))
-    x = leaf()
+    gate = Gated()
+    stash, x = behind(gate, in_flight=100), leaf()
 
     def refuse(*_, **__):
         raise StoreError("planted")
@@ -92,8 +83,8 @@ def test_bytes_in_flight_come_back_when_launching_a_capture_raises(monkeypatch):
 
 
 def test_a_tensor_larger_than_the_limit_is_captured_before_pack_returns():
-    gate, stash = held_back(limits=ts.Limits(in_flight=8, timeout_s=60))
-    x = leaf()
+    gate = Gated()
+    stash, x = behind(gate, in_flight=8), leaf()
     with stash:
         y = (x * 1.0).exp().sum()
         assert gate.opened[0].put_count == 1
@@ -148,7 +139,7 @@ def test_a_failure_keeps_no_frame_and_no_memory_alive(no_gc):
 
 def test_threads_end_with_their_session():
     of_others = set(threading.enumerate())
-    _, stash = held_back()
+    stash = behind(Gated(), in_flight="1MiB")
     with stash as session:
         (leaf() * 1.0).exp()
     session.drain()

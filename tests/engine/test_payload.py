@@ -6,7 +6,7 @@ import errno
 import numpy as np
 import paddle
 import pytest
-from gates import Gated
+from gates import Gated, behind
 from inside import ahead, in_flight, session_of, set_timeout
 
 import tensorstash as ts
@@ -20,11 +20,6 @@ from tensorstash.policies.selectors import ModuleNames
 from tensorstash.testing.labs.reference import ReferenceLab
 
 VALUES = np.linspace(-1, 1, 50, dtype=np.float32)
-
-
-def behind(gate, **limits):
-    """Return a stash behind a gate; whatever it packs is in the store once it is drained."""
-    return ts.stash(StoreIn(gate), framework="reference", min_bytes=0, limits=ts.Limits(timeout_s=60, **limits))
 
 
 def made():
