@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -169,11 +170,8 @@ def test_threads_whose_unpacks_fail_get_the_stores_error_and_the_others_their_gr
             outcomes[fails, outcome] += 1
 
     store.board.plant("get", get, 1)
-    threads = [threading.Thread(target=train, args=(number < 2,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(train, [True, True, False, False]))
     assert outcomes[False, "right"] == 50
     # What is not stored yet when it is asked for comes from its source, and does not fail.
     assert outcomes[True, "StoreError: planted"] + outcomes[True, "right"] * bool(in_flight) == 50, outcomes
