@@ -109,7 +109,7 @@ class Faulty:
         found = []
         for store, config in list(self.opened.items()):
             taken = store.used_bytes
-            if isinstance(store, DiskStore) and store.slab is not None:
+            if isinstance(store, DiskStore) and not store.slab.file.closed:
                 taken = max(taken, os.fstat(store.slab.file.fileno()).st_size)
             if config.budget is not None and taken > config.budget:
                 found.append(f"{taken} bytes in {config!r}")
