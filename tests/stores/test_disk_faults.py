@@ -205,25 +205,6 @@ def test_a_store_that_is_being_read_closes_when_the_last_read_is_done(config, pa
     assert slab.file.closed
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs the right to mount a file system")
-@pytest.mark.parametrize("preallocate", [True, False])
-def test_a_full_file_system_is_a_full_store(tmp_path, payload, preallocate):
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tmp_path)], check=False).returncode:
-        pytest.skip("may not mount a file system")
-    try:
-        store = DiskStore(Disk(directory=str(tmp_path)), Syscalls(preallocate=preallocate))
-        slots = [store.put(payload(100_000, seed)) for seed in range(10)]
-        with pytest.raises(StoreFullError, match="ENOSPC"):
-            store.put(payload(100_000))
-        assert all(np.array_equal(store.get(slot), payload(100_000, seed)) for seed, slot in enumerate(slots))
-        store.delete(slots.pop())
-        assert np.array_equal(store.get(store.put(payload(100_000))), payload(100_000))
-        store.close()
-        assert os.statvfs(tmp_path).f_bfree == os.statvfs(tmp_path).f_blocks
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-
-
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
 def test_where_no_blocks_can_be_reserved_zeros_are_written_and_it_is_tried_once(config, payload, number):
     asked = []
@@ -281,17 +262,20 @@ def test_only_a_file_system_without_direct_transfers_is_written_to_without_them(
         assert Syscalls().enable_direct(file.fileno()) == 0
 
 
-@pytest.fixture
-def ext2(tmp_path):
-    """A mounted file system that has direct I/O and reserves no blocks."""
+@pytest.fixture(params=["tmpfs", "ext2"])
+def small(request, tmp_path):
+    """A mounted file system; ext2 has direct I/O and reserves no blocks."""
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("mkfs.ext2") is None:
         pytest.skip("needs mkfs.ext2 and the right to mount a file system")
     image, place = tmp_path / "image", tmp_path / "mounted"
     place.mkdir()
-    with open(image, "wb") as file:
-        file.truncate(24 * 2**20)
-    subprocess.run(["mkfs.ext2", "-q", "-F", str(image)], check=True)
-    mounted = subprocess.run(["mount", "-o", "loop", str(image), str(place)], capture_output=True, text=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "none"]
+    if request.param == "ext2":
+        with open(image, "wb") as file:
+            file.truncate(24 * 2**20)
+        subprocess.run(["mkfs.ext2", "-q", "-F", str(image)], check=True)
+        mount = ["mount", "-o", "loop", str(image)]
+    mounted = subprocess.run([*mount, str(place)], capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"may not mount a file system: {mounted.stderr.strip()}")
     try:
@@ -310,10 +294,11 @@ def test_a_write_that_stops_in_the_copied_end_of_a_record_goes_on_from_there(tmp
     store.close()
 
 
+@pytest.mark.parametrize("preallocate", [True, False])
 @pytest.mark.parametrize("direct", [True, False])
-def test_a_file_system_that_reserves_no_blocks_is_used_to_its_end(ext2, payload, direct):
-    free = os.statvfs(ext2).f_bfree
-    store = Disk(directory=str(ext2), direct=direct).open()
+def test_a_file_system_is_used_to_its_end(small, payload, direct, preallocate):
+    free = os.statvfs(small).f_bfree
+    store = DiskStore(Disk(directory=str(small), direct=direct), Syscalls(preallocate=preallocate))
     if direct and not store.direct:
         pytest.skip("the file system has no direct I/O")
     slots = [store.put(payload(2**20 + 5, seed)) for seed in range(18)]
@@ -330,7 +315,7 @@ def test_a_file_system_that_reserves_no_blocks_is_used_to_its_end(ext2, payload,
     store.delete(slots.pop())
     assert np.array_equal(store.get(store.put(payload(2**20 + 5))), payload(2**20 + 5))
     store.close()
-    assert os.statvfs(ext2).f_bfree == free
+    assert os.statvfs(small).f_bfree == free
 
 
 @pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no direct I/O")
