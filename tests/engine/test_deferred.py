@@ -26,6 +26,7 @@ def leaf(values=(1.0, 2.0, 3.0)):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_a_codec_loses_is_lost_to_a_request_before_the_capture_too(backend, rounding):
     lab = lab_of(backend)
+    lab = lab.on(lab.devices[-1])
 
     def gradient(closed):
         gate = Gated()
@@ -33,7 +34,7 @@ def test_what_a_codec_loses_is_lost_to_a_request_before_the_capture_too(backend,
             gate.puts.clear()
         policy = ts.Quantize(4, rounding=rounding) | StoreIn(gate)
         limits = ts.Limits(in_flight="1MiB" if closed else 0)
-        x = lab.tensor(floats(40, 33), device=lab.devices[-1], requires_grad=True)
+        x = lab.tensor(floats(40, 33), requires_grad=True)
         with ts.stash(policy, framework=backend, min_bytes=0, limits=limits):
             y = lab.sum(lab.exp(lab.mul(x, x)))
         lab.backward(y)
