@@ -9,7 +9,7 @@ import tensorstash as ts
 import tensorstash.reference as reference
 from tensorstash.testing.labs import BACKENDS, lab_of
 
-FUNCTIONS = {"torch": torch.autograd.Function, "paddle": paddle.autograd.PyLayer, "reference": reference.PyLayer}
+FUNCTIONS = {"torch": torch.autograd.Function, "paddle": paddle.autograd.PyLayer}
 
 
 def product(framework):
@@ -90,9 +90,13 @@ def full(lab, value):
 
 
 @pytest.mark.parametrize("kind", [Same, Numpy, File])
-@pytest.mark.parametrize("by", ["operation", "function"])
-def test_a_documented_pair_gives_the_gradients_of_the_program(lab, kind, by, tmp_path):
-    pair, multiply = kind(lab, tmp_path), lab.mul if by == "operation" else product(lab.name)
+@pytest.mark.parametrize(
+    ("framework", "by"),
+    [*((name, "operation") for name in BACKENDS), *((name, "function") for name in FUNCTIONS)],
+)
+def test_a_documented_pair_gives_the_gradients_of_the_program(framework, kind, by, tmp_path):
+    lab = lab_of(framework)
+    pair, multiply = kind(lab, tmp_path), lab.mul if by == "operation" else product(framework)
     a, b = full(lab, 1.5), full(lab, 2.0)
     with ts.saved_tensors_hooks(pack_hook=pair.pack_hook, unpack_hook=pair.unpack_hook, framework=lab.name):
         y = multiply(a, b)

@@ -109,14 +109,13 @@ class Owned:
 
     Args:
         lab: of the framework.
-        device: where they are.
         dtype: of their elements.
         replaces: whether a rewrite gives the user another buffer instead: what a program computes whose saved tensors
             are all as they were when they were saved.
     """
 
-    def __init__(self, lab: Lab, device: str, dtype: str, *, replaces: bool) -> None:
-        self._lab, self._dtype, self._replaces = lab.on(device), dtype, replaces
+    def __init__(self, lab: Lab, dtype: str, *, replaces: bool) -> None:
+        self._lab, self._dtype, self._replaces = lab, dtype, replaces
         self._buffers: dict[tuple[int, Shape], Any] = {}
 
     def buffer(self, number: int, shape: Shape) -> Any:
@@ -158,7 +157,6 @@ class Forward:
     def __init__(
         self,
         lab: Lab,
-        device: str,
         program: Program,
         *,
         replaces: bool = False,
@@ -166,16 +164,16 @@ class Forward:
         held: dict[int, Any] | None = None,
     ) -> None:
         self._lab, self._program, self._values_too = lab, program, values_too
-        self._owned = Owned(lab, device, program.dtype, replaces=replaces)
+        self._owned = Owned(lab, program.dtype, replaces=replaces)
         self.held: dict[int, Any] = {} if held is None else held
-        self.leaf = lab.on(device).tensor(floats(*program.shape, dtype=program.dtype), requires_grad=True)
+        self.leaf = lab.tensor(floats(*program.shape, dtype=program.dtype), requires_grad=True)
         values = {0: (lab.mul(self.leaf, 1.0), program.shape)}
         self.loss = lab.sum(lab.tanh(values[0][0]))
         for number, step in enumerate(program.steps):
             self._hold(values, number)
             self._rewrite(lambda at, number=number: at == number)
             operands = [values[index % (number + 1)] for index in (step.left, step.right)]
-            made = values[number + 1] = _apply(lab, device, step, *operands, self._owned)
+            made = values[number + 1] = _apply(lab, step, *operands, self._owned)
             del operands
             self._edit(number, made[0])
             self.loss = self.loss + lab.sum(lab.tanh(made[0]))
@@ -221,7 +219,7 @@ class Forward:
                 self._owned.rewrite(rewrite)
 
 
-def _apply(lab: Lab, device: str, step: Step, left: Any, right: Any, owned: Owned) -> tuple[Any, Shape]:
+def _apply(lab: Lab, step: Step, left: Any, right: Any, owned: Owned) -> tuple[Any, Shape]:
     (x, (rows, columns)), (y, other) = left, right
     match step.operation:
         case "tanh":
@@ -253,7 +251,7 @@ def _apply(lab: Lab, device: str, step: Step, left: Any, right: Any, owned: Owne
             return lab.mul(first, second), (rows, columns // 2)
         case "gather":
             chosen = np.array([step.right % rows, 0, step.right % rows])
-            return lab.gather(x, lab.on(device).tensor(chosen)), (3, columns)
+            return lab.gather(x, lab.tensor(chosen)), (3, columns)
         case "owned":
             return lab.mul(x, owned.buffer(step.right, (rows, columns))), (rows, columns)
         case "owned columns":

@@ -42,9 +42,9 @@ def directory():
         yield folder
 
 
-def gradient(lab, device, program, scope=contextlib.nullcontext, **how):
+def gradient(lab, program, scope=contextlib.nullcontext, **how):
     with scope():
-        forward = Forward(lab, device, program, **how)
+        forward = Forward(lab, program, **how)
     forward.finish()
     lab.backward(forward.loss)
     return lab.gradient(forward.leaf)
@@ -56,12 +56,12 @@ class TestRandomPrograms:
     def test_gradients_are_those_without_hooks_however_slow_anything_is(
         self, lab, directory, data, program, conditions, threads
     ):
-        device = data.draw(st.sampled_from(lab.devices))
-        plain = gradient(lab, device, program)
+        lab = lab.on(data.draw(st.sampled_from(lab.devices)))
+        plain = gradient(lab, program)
 
         def train(held):
             with released(held, conditions.dice):
-                return gradient(lab, device, program, lambda: stash, held=held)
+                return gradient(lab, program, lambda: stash, held=held)
 
         with conditions.stash(lab, directory) as stash, ThreadPoolExecutor(threads) as pool:
             for found in pool.map(train, [{} for _ in range(2 * threads)]):
@@ -76,14 +76,14 @@ class TestRandomPrograms:
     def test_a_value_changed_in_place_is_refused_for_ever_if_autograd_refuses_it_unless_it_was_captured(
         self, lab, directory, program, conditions, drains
     ):
-        device = lab.devices[-1]
+        lab = lab.on(lab.devices[-1])
         is_captured = (
             drains == "before" and conditions.policy in ("memory", "disk", "slow") and conditions.budget is None
         )
 
         def attempts(stash):
             with stash or contextlib.nullcontext():
-                forward = Forward(lab, device, program)
+                forward = Forward(lab, program)
             refusal = RuntimeError if stash is None else SavedTensorModifiedError
             if stash is not None and drains == "before":
                 stash.drain()
@@ -99,7 +99,7 @@ class TestRandomPrograms:
                 else:
                     yield lab.gradient(forward.leaf).copy()
 
-        untouched = gradient(lab, device, program)
+        untouched = gradient(lab, program)
         natively = [found is None for found in attempts(None)]
         with conditions.stash(lab, directory) as stash:
             for number, (found, is_refused) in enumerate(zip(attempts(stash), natively, strict=True), 1):
@@ -109,28 +109,28 @@ class TestRandomPrograms:
                 else:
                     assert np.array_equal(found, number * untouched, equal_nan=True)
                     assert drains == "before" or not is_refused, "a program that autograd refuses has trained"
-            assert np.array_equal(gradient(lab, device, program, lambda: stash), untouched, equal_nan=True)
+            assert np.array_equal(gradient(lab, program, lambda: stash), untouched, equal_nan=True)
             # PyTorch's queue of this thread holds what a failed backward left in it until the next backward.
-            gradient(lab, device, program)
+            gradient(lab, program)
 
     @given(program=programs(rewrites=True), conditions=conditions(["keep", *MOVING], budgets=False))
     def test_memory_of_the_user_rewritten_without_a_bump_counts_as_it_does_without_hooks_or_as_it_was_saved(
         self, lab, directory, program, conditions
     ):
-        device = lab.devices[-1]
+        lab = lab.on(lab.devices[-1])
         # What is kept, or held where the framework says so, is live as without hooks; all else is copied.
         is_live = conditions.policy == "keep" or isinstance(lab.backend, SupportsGraph)
-        expected = gradient(lab, device, program, values_too=is_live, replaces=not is_live)
+        expected = gradient(lab, program, values_too=is_live, replaces=not is_live)
         with conditions.stash(lab, directory) as stash:
             for _ in range(2):
-                found = gradient(lab, device, program, lambda: stash, values_too=is_live)
+                found = gradient(lab, program, lambda: stash, values_too=is_live)
                 assert np.array_equal(expected, found, equal_nan=True)
 
     @given(program=programs(edits=True), conditions=conditions(RECOMPUTING, budgets=False), starts_edited=st.booleans())
     def test_an_edit_without_a_record_gives_the_gradient_without_hooks_or_a_named_error(
         self, lab, directory, program, conditions, starts_edited
     ):
-        device, unedited = lab.devices[-1], replace(program, edits=())
+        lab, unedited = lab.on(lab.devices[-1]), replace(program, edits=())
         # Where the framework does not say who holds a memory, its bytes count as they were saved, unless they are kept.
         is_live = isinstance(lab.backend, SupportsGraph)
         if conditions.policy == "recompute" and not is_live:
@@ -140,17 +140,17 @@ class TestRandomPrograms:
         with conditions.stash(lab, directory) as stash:
             for each in (program, program, program) if starts_edited else (unedited, program, program):
                 try:
-                    expected = gradient(lab, device, each, around)
+                    expected = gradient(lab, each, around)
                 except RuntimeError:
                     expected = None  # refused
                 try:
-                    found = gradient(lab, device, each, lambda: stash)
+                    found = gradient(lab, each, lambda: stash)
                 except TensorStashError:
                     assert each.edits, "a program without edits was refused"
                 else:
                     assert expected is not None, "a program that is refused without hooks has trained"
                     assert found.tobytes() == expected.tobytes(), "another gradient"
-            gradient(lab, device, unedited)
+            gradient(lab, unedited)
 
     @given(
         program=programs(),
@@ -163,7 +163,7 @@ class TestRandomPrograms:
     def test_no_budget_is_exceeded_by_one_byte_and_nothing_hangs(
         self, lab, directory, program, which, limits, threads, seed, compresses
     ):
-        plain = gradient(lab, "cpu", program)
+        plain = gradient(lab, program)
         store, dice, excess = Faulty(budgeted(directory)[which]), Dice(seed), []
 
         def put(call, data):
@@ -179,13 +179,13 @@ class TestRandomPrograms:
         def train(_):
             for _ in range(3):
                 with contextlib.suppress(StoreFullError):
-                    found = gradient(lab, "cpu", program, lambda: stash)
+                    found = gradient(lab, program, lambda: stash)
                     assert np.array_equal(found, plain, equal_nan=True)
 
         with delays(dice), ThreadPoolExecutor(threads) as pool:
             list(pool.map(train, range(threads)))
         # Frameworks hold what a failed call left in them until the next backward.
-        gradient(lab, "cpu", program)
+        gradient(lab, program)
         assert_nothing_is_held(stash)
         assert in_flight(stash).peak <= limits.in_flight_bytes
         assert ahead(stash).peak <= limits.ahead_bytes
@@ -195,7 +195,7 @@ class TestRandomPrograms:
 
 @given(program=programs())
 def test_a_program_means_the_same_in_every_framework(program):
-    found = [gradient(lab, "cpu", program) for lab in LABS]
+    found = [gradient(lab, program) for lab in LABS]
     tolerance = 1e-4 if program.dtype == "float32" else 1e-10
     assert np.allclose(found[0], found[1], rtol=tolerance, atol=tolerance)
     assert np.allclose(found[0], found[2], rtol=tolerance, atol=tolerance)
