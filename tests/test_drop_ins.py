@@ -7,53 +7,15 @@ import torch
 
 import tensorstash as ts
 import tensorstash.reference as reference
+from tensorstash.testing.labs import BACKENDS, lab_of
+
+FUNCTIONS = {"torch": torch.autograd.Function, "paddle": paddle.autograd.PyLayer}
 
 
-class Program:
-    """A product of two tensors, by an operation and by a function of the user, in one framework."""
+def product(framework):
+    """Return the product of two tensors as a function of the user."""
 
-    name = "torch"
-
-    def ones(self, value):
-        return torch.full((3, 3), value, requires_grad=True)
-
-    def tensor(self, array):
-        return torch.from_numpy(array)
-
-    def function(self, a, b):
-        return _of_torch.apply(a, b)
-
-
-class PaddleProgram(Program):
-    name = "paddle"
-
-    def ones(self, value):
-        made = paddle.full([3, 3], value)
-        made.stop_gradient = False
-        return made
-
-    def tensor(self, array):
-        return paddle.to_tensor(array)
-
-    def function(self, a, b):
-        return _of_paddle.apply(a, b)
-
-
-class ReferenceProgram(Program):
-    name = "reference"
-
-    def ones(self, value):
-        return reference.full((3, 3), value, requires_grad=True)
-
-    def tensor(self, array):
-        return reference.tensor(array)
-
-    def function(self, a, b):
-        return _of_reference.apply(a, b)
-
-
-def _product(layer):
-    class Multiply(layer):
+    class Multiply(FUNCTIONS[framework]):
         @staticmethod
         def forward(ctx, a, b):
             y = a * b
@@ -62,32 +24,27 @@ def _product(layer):
 
         @staticmethod
         def backward(ctx, dy):
-            a, b = ctx.saved_tensors if layer is torch.autograd.Function else ctx.saved_tensor()
+            a, b = ctx.saved_tensors if framework == "torch" else ctx.saved_tensor()
             return dy * b, dy * a
 
-    return Multiply
+    return Multiply.apply
 
 
-_of_torch, _of_paddle, _of_reference = (
-    _product(layer) for layer in (torch.autograd.Function, paddle.autograd.PyLayer, reference.PyLayer)
-)
-
-
-@pytest.fixture(params=[Program, PaddleProgram, ReferenceProgram], ids=lambda program: program.name)
-def program(request):
-    return request.param()
+@pytest.fixture(params=BACKENDS)
+def lab(request):
+    return lab_of(request.param)
 
 
 class Pair:
     """A pair of the documentation.
 
     Args:
-        program: whose tensors are packed.
+        lab: of the tensors.
         folder: an empty one.
     """
 
-    def __init__(self, program, folder):
-        self.program, self.folder, self.packs, self.unpacks = program, folder, 0, 0
+    def __init__(self, lab, folder):
+        self.lab, self.folder, self.packs, self.unpacks = lab, folder, 0, 0
 
     def pack_hook(self, x):
         self.packs += 1
@@ -110,10 +67,10 @@ class Numpy(Pair):
     """Paddle's: on PyTorch, ``numpy()`` of what requires grad is an error."""
 
     def pack(self, x):
-        return (x.detach() if self.program.name == "torch" else x).numpy()
+        return (x.detach() if self.lab.name == "torch" else x).numpy()
 
     def unpack(self, packed):
-        return self.program.tensor(packed)
+        return self.lab.tensor(packed)
 
 
 class File(Numpy):
@@ -128,13 +85,21 @@ class File(Numpy):
         return super().unpack(np.load(packed))
 
 
+def full(lab, value):
+    return lab.tensor(np.full((3, 3), value, np.float32), requires_grad=True)
+
+
 @pytest.mark.parametrize("kind", [Same, Numpy, File])
-@pytest.mark.parametrize("by", ["operation", "function"])
-def test_a_documented_pair_gives_the_gradients_of_the_program(program, kind, by, tmp_path):
-    pair = kind(program, tmp_path)
-    a, b = program.ones(1.5), program.ones(2.0)
-    with ts.saved_tensors_hooks(pack_hook=pair.pack_hook, unpack_hook=pair.unpack_hook, framework=program.name):
-        y = a * b if by == "operation" else program.function(a, b)
+@pytest.mark.parametrize(
+    ("framework", "by"),
+    [*((name, "operation") for name in BACKENDS), *((name, "function") for name in FUNCTIONS)],
+)
+def test_a_documented_pair_gives_the_gradients_of_the_program(framework, kind, by, tmp_path):
+    lab = lab_of(framework)
+    pair, multiply = kind(lab, tmp_path), lab.mul if by == "operation" else product(framework)
+    a, b = full(lab, 1.5), full(lab, 2.0)
+    with ts.saved_tensors_hooks(pack_hook=pair.pack_hook, unpack_hook=pair.unpack_hook, framework=lab.name):
+        y = multiply(a, b)
     assert pair.packs == 2
     y.sum().backward()
     assert pair.unpacks == 2
@@ -142,9 +107,9 @@ def test_a_documented_pair_gives_the_gradients_of_the_program(program, kind, by,
     assert b.grad.tolist() == [[1.5] * 3] * 3
 
 
-def test_a_documented_save_on_cpu_gives_the_gradients_of_the_program(program):
-    a = program.ones(0.5)
-    with ts.save_on_cpu(pin_memory=True, framework=program.name) as session:
+def test_a_documented_save_on_cpu_gives_the_gradients_of_the_program(lab):
+    a = full(lab, 0.5)
+    with ts.save_on_cpu(pin_memory=True, framework=lab.name) as session:
         y = (a * 2.0).exp()
     y.sum().backward()
     assert session.stats().seen.tensors > 0

@@ -1,41 +1,30 @@
 """Hooks are off in a suspended region and in force around it, on every framework."""
 
-import paddle
+import numpy as np
 import pytest
 import torch
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
-import tensorstash.reference as reference
 from tensorstash.errors import BackendError
+from tensorstash.testing.labs import BACKENDS, lab_of
+
+VALUES = np.linspace(-1, 1, 64, dtype=np.float32)
 
 
-def of_torch():
-    return torch.linspace(-1, 1, 64).requires_grad_()
-
-
-def of_paddle():
-    start = paddle.linspace(-1, 1, 64)
-    start.stop_gradient = False
-    return start
-
-
-def of_reference():
-    return reference.tensor([each / 32 - 1 for each in range(64)], requires_grad=True)
-
-
-STARTS = {"torch": of_torch, "paddle": of_paddle, "reference": of_reference}
-
-
-@pytest.fixture(params=STARTS)
+@pytest.fixture(params=BACKENDS)
 def framework(request):
     return request.param
 
 
 @pytest.fixture
 def start(framework):
-    return STARTS[framework]()
+    return lab_of(framework).tensor(VALUES, requires_grad=True)
+
+
+def of_torch():
+    return lab_of("torch").tensor(VALUES, requires_grad=True)
 
 
 @pytest.fixture

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from codec_cases import float_bits, spec_of, special_floats, to_float64
 
 from tensorstash.codecs import Affine
 from tensorstash.host.arrays import Array
 from tensorstash.kernels.bits import coarsen
 from tensorstash.kernels.groups import BLOCK, Block, Groups, extremes
+from tensorstash.testing.contents import dense_spec, float_bits, float_values
+from tensorstash.testing.layouts import special_values
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
@@ -15,7 +16,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def there_and_back(codec: Affine, data: Array, dtype: str) -> Array:
-    spec = spec_of(data.shape, dtype)
+    spec = dense_spec(data.shape, dtype)
     return codec.decode(codec.encode(data, spec), spec)
 
 
@@ -25,7 +26,7 @@ def same(a: Array, b: Array) -> bool:
 
 def test_payload_holds_scales_lows_and_codes_with_the_first_in_the_lowest_bits() -> None:
     data = np.array([[10, 11, 12, 13, 25], [-1, -1, 0.5, 1, 2]], np.float32)
-    payload = Affine(bits=4, group_size=4).encode(data, spec_of(data.shape, "float32"))
+    payload = Affine(bits=4, group_size=4).encode(data, dense_spec(data.shape, "float32"))
     np.testing.assert_array_equal(payload[:16].view("f4"), np.array([3 / 15, 0, 2 / 15, 0], np.float32))
     np.testing.assert_array_equal(payload[16:32].view("f4"), [10, 25, -1, 2])
     codes = [0, 5, 10, 15, 0, 0, 0, 11, 15, 0]
@@ -50,8 +51,8 @@ def test_fewer_bits_are_the_nearest_to_codes_of_8_bits(bits: int, worth: int) ->
 def test_bound_is_kept_and_is_hardly_more_than_what_rounding_loses(dtype: str, bits: int, rounding: str) -> None:
     codec = Affine(bits=bits, rounding=rounding)
     data = float_bits(np.random.default_rng(1).standard_normal((300, 128)), dtype)
-    spec = spec_of(data.shape, dtype)
-    value, back = to_float64(data, dtype), to_float64(there_and_back(codec, data, dtype), dtype)
+    spec = dense_spec(data.shape, dtype)
+    value, back = float_values(data, dtype), float_values(there_and_back(codec, data, dtype), dtype)
     bound = codec.error_bound(data, spec)
     worst = (np.abs(value - back) / bound).max()
     assert 0.7 < worst <= 1
@@ -65,7 +66,7 @@ def test_bound_is_kept_and_is_hardly_more_than_what_rounding_loses(dtype: str, b
 def test_constant_groups_come_back_exactly(dtype: str) -> None:
     values = np.random.default_rng(2).standard_normal((50, 1)) * 10.0 ** np.arange(-3, 2).repeat(10)[:, None]
     data = float_bits(np.repeat(values, 40, axis=1), dtype)
-    spec = spec_of(data.shape, dtype)
+    spec = dense_spec(data.shape, dtype)
     assert same(there_and_back(Affine(bits=2, group_size=8), data, dtype), data)
     assert not Affine(bits=2, group_size=8).error_bound(data, spec).any()
 
@@ -81,16 +82,17 @@ def test_specials_come_back_and_their_neighbours_within_the_bound(
     data = float_bits(rng.standard_normal((64, 448)), dtype)
     ordinary = data.copy()
     raw = data.view(f"u{data.itemsize}")
-    specials = special_floats(dtype)[~np.isfinite(to_float64(special_floats(dtype), dtype))]
+    specials = special_values(dtype)
+    specials = specials[~np.isfinite(float_values(specials, dtype))].view(raw.dtype)
     for k, special in enumerate(specials):
         raw[k, 64 * (k % 7) + k] = special
     raw[60:, :64] = specials[:4, None]
     codec = Affine(bits=bits, group_size=group_size, rounding=rounding)
-    spec = spec_of(data.shape, dtype)
+    spec = dense_spec(data.shape, dtype)
     payload = codec.encode(data, spec)
     assert payload.nbytes == codec.encode(ordinary, spec).nbytes == codec.encoded_spec(spec).nbytes
     back = codec.decode(payload, spec)
-    value, got = to_float64(data, dtype), to_float64(back, dtype)
+    value, got = float_values(data, dtype), float_values(back, dtype)
     hit = ~np.isfinite(value)
     assert hit.sum() == specials.size + 4 * 64
     np.testing.assert_array_equal(got[hit], value[hit])
@@ -100,7 +102,7 @@ def test_specials_come_back_and_their_neighbours_within_the_bound(
     untouched = ~hit.reshape(64, 448 // group_size, group_size).any(axis=2).repeat(group_size, axis=1)
     without = codec.decode(codec.encode(ordinary, spec), spec)
     assert same(back[untouched], without[untouched])
-    spread = np.ptp(to_float64(ordinary, dtype)) / {2: 1, 4: 12, 8: 252}[bits]
+    spread = np.ptp(float_values(ordinary, dtype)) / {2: 1, 4: 12, 8: 252}[bits]
     assert (bound[~hit] <= 1.01 * spread + 0.02).all()
 
 
@@ -111,7 +113,7 @@ def test_what_is_beyond_the_limit_becomes_the_limit() -> None:
     assert np.unique(back).tolist() == [-limit, -1.5, 0, limit]
     back = there_and_back(Affine(bits=8), np.tile(data, 40), "float32")
     np.testing.assert_allclose(np.unique(back), [-limit, 0, limit], atol=float(limit / 200))
-    bound = Affine(bits=8).error_bound(np.tile(data, 40), spec_of((160,), "float32"))
+    bound = Affine(bits=8).error_bound(np.tile(data, 40), dense_spec((160,), "float32"))
     assert (np.abs(back.astype(np.float64) - np.tile(data, 40)) <= bound).all()
 
 
@@ -120,7 +122,7 @@ def test_ranges_too_small_for_a_scale_come_back_as_their_lower_end(low: float, h
     data = np.where(np.arange(20 * 64).reshape(20, 64) % 3 == 0, np.float32(low), np.float32(high))
     back = there_and_back(Affine(bits=8, group_size=64), data, "float32")
     assert (back == np.float32(low)).all()
-    assert (high - low <= Affine(group_size=64).error_bound(data, spec_of(data.shape, "float32"))).all()
+    assert (high - low <= Affine(group_size=64).error_bound(data, dense_spec(data.shape, "float32"))).all()
 
 
 def test_a_group_never_crosses_a_row_that_holds_one() -> None:
@@ -134,7 +136,7 @@ def test_a_group_never_crosses_a_row_that_holds_one() -> None:
 @pytest.mark.parametrize("shape", [(4000, 4), (500, 4, 8), (64, 10, 5, 5), (16000,), (1, 16000, 1)])
 def test_short_rows_are_joined_so_that_scales_take_little_room(shape: tuple[int, ...]) -> None:
     data = np.random.default_rng(6).standard_normal(shape).astype(np.float32)
-    assert data.nbytes / Affine().encode(data, spec_of(shape, "float32")).nbytes > 3.6
+    assert data.nbytes / Affine().encode(data, dense_spec(shape, "float32")).nbytes > 3.6
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (129,), (3, 300), (5, 70_000), (700, 300), (2, 3, 4), (40, 2, 65_537)])
@@ -185,7 +187,7 @@ def test_stochastic_rounding_is_right_on_average(bits: int) -> None:
 def test_stochastic_rounding_is_a_function_of_seed_and_tensor() -> None:
     rng = np.random.default_rng(9)
     data = rng.standard_normal((1000, 128)).astype(np.float32)
-    spec = spec_of(data.shape, "float32")
+    spec = dense_spec(data.shape, "float32")
     before = np.random.get_state()[1].tolist()
     first = Affine(rounding="stochastic").encode(data, spec)
     assert same(first, Affine(rounding="stochastic").encode(data.copy(), spec))
@@ -203,7 +205,7 @@ def test_float64_is_computed_in_float64() -> None:
 def test_payloads_hold_no_negative_zeros() -> None:
     data = np.repeat(np.array([[-0.0, -0.0, -0.0], [-0.0, 0.0, 1], [-1, -0.0, 1]], np.float32), 20, 0)
     for size in (3, 9):
-        payload = Affine(bits=2, group_size=size).encode(data, spec_of(data.shape, "float32"))
+        payload = Affine(bits=2, group_size=size).encode(data, dense_spec(data.shape, "float32"))
         parameters = payload[: 8 * data.size // size].view("f4")
         assert not (np.signbit(parameters) & (parameters == 0)).any()
 
@@ -243,7 +245,7 @@ def test_no_nan_hides_from_the_extremes(nan: int, rest: float) -> None:
 
 def test_tensors_are_not_rounded_by_the_same_random_bits() -> None:
     ramp = np.linspace(0, 1, 128 * 1000, dtype=np.float32).reshape(128, 1000).T.copy()
-    spec = spec_of(ramp.shape, "float32")
+    spec = dense_spec(ramp.shape, "float32")
     ups = []
     for k in (1.0, 1.5):
         back = Affine(bits=2, rounding="stochastic").decode(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from codec_cases import float_bits, spec_of
 
 from tensorstash.codecs import (
     Affine,
@@ -21,6 +20,7 @@ from tensorstash.codecs import (
 )
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec
+from tensorstash.testing.contents import dense_spec, float_bits
 
 FILE = Path(__file__).with_name("golden.json")
 
@@ -60,7 +60,7 @@ COMPRESSED = {"zstd", "lossless"}
 
 def payload_of(name: str) -> Array:
     codec, data, dtype = CASES[name]
-    return codec.encode(data, spec_of(data.shape, dtype))
+    return codec.encode(data, dense_spec(data.shape, dtype))
 
 
 def as_text(array: Array) -> str:
@@ -72,7 +72,7 @@ def as_text(array: Array) -> str:
 def test_golden_payload_is_read_as_it_was_meant(name: str) -> None:
     codec, data, dtype = CASES[name]
     golden = json.loads(FILE.read_text(encoding="utf-8"))[name]
-    spec = spec_of(data.shape, dtype)
+    spec = dense_spec(data.shape, dtype)
     described = codec.encoded_spec(spec)
     payload = np.frombuffer(bytes.fromhex(golden["payload"]), described.carrier).reshape(described.shape)
     assert as_text(codec.decode(payload, spec)) == (as_text(data) if codec.lossless else golden["array"])
@@ -89,6 +89,6 @@ if __name__ == "__main__":
     for name, (codec, data, dtype) in CASES.items():
         row = {"payload": as_text(payload_of(name))}
         if not codec.lossless:
-            row["array"] = as_text(codec.decode(payload_of(name), spec_of(data.shape, dtype)))
+            row["array"] = as_text(codec.decode(payload_of(name), dense_spec(data.shape, dtype)))
         known.setdefault(name, row)
     FILE.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from codec_cases import CODECS, float_bits, spec_of
+from codec_cases import CODECS
 
 from tensorstash.codecs import (
     Lossless,
@@ -21,6 +21,7 @@ from tensorstash.errors import CodecError
 from tensorstash.host.arrays import Array, as_bytes, borrowed
 from tensorstash.protocols import Codec
 from tensorstash.spec import opaque_bytes
+from tensorstash.testing.contents import dense_spec, float_bits
 
 
 def normal(size: int, dtype: str = "float32") -> Array:
@@ -28,12 +29,12 @@ def normal(size: int, dtype: str = "float32") -> Array:
 
 
 def ratio(codec: Codec, data: Array, dtype: str) -> float:
-    return data.nbytes / codec.encode(data, spec_of(data.shape, dtype)).nbytes
+    return data.nbytes / codec.encode(data, dense_spec(data.shape, dtype)).nbytes
 
 
 def test_zstd_stores_rows_that_do_not_compress_as_they_are() -> None:
     data = normal(1 << 18)
-    spec = spec_of(data.shape, "float32")
+    spec = dense_spec(data.shape, "float32")
     planes = as_bytes(data).reshape(-1, 4).T
     payload = Zstd(shuffle=True).encode(data, spec)
     lengths = payload[8:40].view("<u8").tolist()
@@ -47,11 +48,11 @@ def test_zstd_stores_rows_that_do_not_compress_as_they_are() -> None:
 @pytest.mark.parametrize("size", [0, 1, 1000, 1 << 17])
 def test_zstd_adds_16_bytes_to_what_does_not_compress_and_no_more(level: int, size: int) -> None:
     data = np.random.default_rng(0).integers(0, 256, size, np.uint8)
-    assert Zstd(level=level).encode(data, spec_of(data.shape, "uint8")).nbytes == size + 16
+    assert Zstd(level=level).encode(data, dense_spec(data.shape, "uint8")).nbytes == size + 16
 
 
 def test_zstd_brings_back_runs_of_bytes_whose_length_it_is_not_told() -> None:
-    spec = opaque_bytes(spec_of((), "uint8"))
+    spec = opaque_bytes(dense_spec((), "uint8"))
     for data in (np.zeros(0, np.uint8), np.zeros(99_999, np.uint8), np.random.default_rng(0).bytes(99_999)):
         run = np.frombuffer(data, np.uint8)
         for codec in (Zstd(), Lossless()):
@@ -62,14 +63,14 @@ def test_zstd_brings_back_runs_of_bytes_whose_length_it_is_not_told() -> None:
 @pytest.mark.parametrize("size", [1, 2, 5, 20, 100, 1000])
 def test_small_tensors_grow_by_16_bytes_at_most(codec: Codec, size: int) -> None:
     for data in (normal(size), np.ones(size, np.float32), np.zeros(size, np.float32)):
-        assert codec.encode(data, spec_of(data.shape, "float32")).nbytes <= data.nbytes + 16
+        assert codec.encode(data, dense_spec(data.shape, "float32")).nbytes <= data.nbytes + 16
 
 
 @pytest.mark.parametrize("byte", [2, 0x80, 0xFF])
 @pytest.mark.parametrize("place", [0, 600_000, 999_999])
 def test_pack_bits_keeps_booleans_that_are_neither_0_nor_1(byte: int, place: int) -> None:
     flags = np.random.default_rng(0).integers(0, 2, 1_000_000, np.uint8)
-    codec, spec = PackBits(), spec_of(flags.shape, "bool")
+    codec, spec = PackBits(), dense_spec(flags.shape, "bool")
     assert codec.encode(flags.view(np.bool_), spec).nbytes == 125_000
     flags[place] = byte
     payload = codec.encode(flags.view(np.bool_), spec)
@@ -87,7 +88,7 @@ def test_two_valued_compares_every_element_as_bits(first: int, second: int, thir
     bits = np.where(flags, np.uint32(second), np.uint32(first))
     if third is not None:
         bits[third] = 0x00000001
-    codec, spec = TwoValued(), spec_of(bits.shape, "float32")
+    codec, spec = TwoValued(), dense_spec(bits.shape, "float32")
     payload = codec.encode(bits.view(np.float32), spec)
     assert codec.decode(payload, spec).tobytes() == bits.tobytes()
     packed = len(np.unique(bits)) <= 2
@@ -99,14 +100,14 @@ def test_two_valued_compares_every_element_as_bits(first: int, second: int, thir
 def test_sparse_takes_a_bit_for_a_zero(dtype: str) -> None:
     data = np.where(np.random.default_rng(0).random(100_000) < 0.9, 0, normal(100_000) * 100 + 1000).astype("f4")
     data = data.astype("i8") if dtype == "int64" else float_bits(data, dtype)
-    payload = Sparse().encode(data, spec_of(data.shape, dtype))
+    payload = Sparse().encode(data, dense_spec(data.shape, dtype))
     assert payload.nbytes <= 16 + np.count_nonzero(data) * data.itemsize + 12_500
 
 
 def test_negative_zero_is_not_zero() -> None:
     data = np.zeros(10_000, np.float32)
     data[7] = -0.0
-    spec = spec_of(data.shape, "float32")
+    spec = dense_spec(data.shape, "float32")
     for codec in (Sparse(), TwoValued(), Lossless()):
         assert codec.decode(codec.encode(data, spec), spec).tobytes() == data.tobytes()
 
@@ -141,7 +142,7 @@ def kinds() -> dict[str, tuple[Array, str, str]]:
 @pytest.mark.parametrize("kind", kinds())
 def test_lossless_chooses_by_content(kind: str) -> None:
     data, dtype, codec = kinds()[kind]
-    spec = spec_of(data.shape, dtype)
+    spec = dense_spec(data.shape, dtype)
     payload = Lossless(min_ratio=1.1).encode(borrowed(data), spec)
     assert Lossless().decode(payload, spec).tobytes() == data.tobytes()
     if codec:
@@ -155,7 +156,7 @@ def test_lossless_chooses_by_content(kind: str) -> None:
 
 def test_lossless_passes_on_what_does_not_reach_the_ratio() -> None:
     data = normal(1 << 18)
-    spec = spec_of(data.shape, "float32")
+    spec = dense_spec(data.shape, "float32")
     assert Lossless(min_ratio=1.15).encode(data, spec).nbytes < data.nbytes / 1.15
     assert np.shares_memory(Lossless(min_ratio=1.3).encode(data, spec), data)
 
@@ -190,7 +191,7 @@ def large_tensors() -> list[tuple[Array, str]]:
 def test_no_temporary_is_larger_than_the_payload_and_a_block(codec: Codec) -> None:
     spare = 16 * 8 << 16
     for data, dtype in large_tensors():
-        spec = spec_of(data.shape, dtype)
+        spec = dense_spec(data.shape, dtype)
         if not codec.accepts(spec):
             continue
         payload, most = traced(lambda codec=codec, data=data, spec=spec: codec.encode(borrowed(data), spec))
@@ -200,7 +201,7 @@ def test_no_temporary_is_larger_than_the_payload_and_a_block(codec: Codec) -> No
 
 
 def test_lossless_refuses_a_tag_of_no_codec_or_one_of_another_dtype() -> None:
-    spec = spec_of((4096,), "float32")
+    spec = dense_spec((4096,), "float32")
     payload = Lossless().encode(np.zeros(4096, np.float32), spec)
     for tag in (_CODECS.index(PackBits()), len(_CODECS), 255):
         payload[-1] = tag
@@ -212,13 +213,13 @@ def test_zstd_looks_at_a_sample_and_leaves_the_row_alone_if_that_does_not_compre
     row = np.zeros(1 << 18, np.uint8)
     places = contiguous_sample(np.arange(row.size), row.size // 16)
     row[places] = np.random.default_rng(0).integers(0, 256, places.size)
-    assert Zstd().encode(row, spec_of(row.shape, "uint8")).nbytes == row.size + 16
+    assert Zstd().encode(row, dense_spec(row.shape, "uint8")).nbytes == row.size + 16
 
 
 def test_higher_levels_are_smaller() -> None:
     words = np.random.default_rng(0).integers(0, 50, 1 << 14)
     text = np.concatenate([np.frombuffer(b"saved tensor number %d " % word, np.uint8) for word in words.tolist()])
-    spec = spec_of(text.shape, "uint8")
+    spec = dense_spec(text.shape, "uint8")
     sizes = [Zstd(level=level).encode(text, spec).nbytes for level in (-5, 1, 19)]
     assert sizes[2] < sizes[1] < sizes[0] / 1.5
 
@@ -227,16 +228,16 @@ def test_higher_levels_are_smaller() -> None:
 def test_two_values_are_packed_only_where_that_is_smaller_so_that_the_length_tells_what_it_is(dtype: str) -> None:
     for size in range(40):
         data = (np.arange(size) % 2).astype(dtype)
-        payload = TwoValued().encode(data, spec_of(data.shape, dtype))
+        payload = TwoValued().encode(data, dense_spec(data.shape, dtype))
         assert (payload.nbytes < data.nbytes) != np.shares_memory(payload, data) or not size
-        assert TwoValued().decode(payload, spec_of(data.shape, dtype)).tobytes() == data.tobytes()
+        assert TwoValued().decode(payload, dense_spec(data.shape, dtype)).tobytes() == data.tobytes()
 
 
 def test_what_was_passed_on_comes_back_from_memory_that_is_not_aligned() -> None:
     data = normal(100)
     moved = np.zeros(401, np.uint8)[1:]
     moved[:] = data.view(np.uint8)
-    assert TwoValued().decode(moved, spec_of((100,), "float32")).tobytes() == data.tobytes()
+    assert TwoValued().decode(moved, dense_spec((100,), "float32")).tobytes() == data.tobytes()
 
 
 def test_sparse_compresses_a_mask_of_runs() -> None:
@@ -247,7 +248,7 @@ def test_sparse_compresses_a_mask_of_runs() -> None:
 def test_lossless_looks_again_where_the_sample_misled_it() -> None:
     data = np.where(np.random.default_rng(0).random(1 << 18) < 0.5, np.float32(0), np.float32(2))
     data[100_000:100_003] = 1, 3, 5
-    spec = spec_of(data.shape, "float32")
+    spec = dense_spec(data.shape, "float32")
     payload = Lossless().encode(data, spec)
     assert Lossless().decode(payload, spec).tobytes() == data.tobytes()
     assert payload.nbytes < 0.6 * data.nbytes
@@ -256,7 +257,7 @@ def test_lossless_looks_again_where_the_sample_misled_it() -> None:
 def test_dense_numbers_are_passed_on_unless_they_are_few_bytes_each() -> None:
     for dtype, shrinks in (("float32", False), ("bfloat16", True)):
         data = normal(1 << 18, dtype)
-        payload = Lossless().encode(borrowed(data), spec_of(data.shape, dtype))
+        payload = Lossless().encode(borrowed(data), dense_spec(data.shape, dtype))
         assert np.shares_memory(payload, data) != shrinks
 
 
@@ -264,14 +265,14 @@ def test_lossless_passes_on_what_only_the_sample_compressed() -> None:
     data = np.random.default_rng(1).integers(0, 256, 1 << 20, np.uint8).view(np.float32)
     ordinary = np.concatenate([contiguous_sample(np.arange(data.size), 1 << 12, 8), np.arange(1 << 17)])
     data[ordinary] = normal(ordinary.size)
-    spec = spec_of(data.shape, "float32")
+    spec = dense_spec(data.shape, "float32")
     assert Lossless(min_ratio=1.01).encode(data, spec).nbytes < data.nbytes
     assert np.shares_memory(Lossless(min_ratio=1.15).encode(data, spec), data)
 
 
 def test_lossless_gives_an_aligned_array_from_a_payload_anywhere() -> None:
     data = np.random.default_rng(0).integers(0, 256, 8008, np.uint8)[:8000].view(np.float64)
-    spec = spec_of(data.shape, "float64")
+    spec = dense_spec(data.shape, "float64")
     anywhere = np.empty(8001, np.uint8)[1:]
     anywhere[:] = Lossless().encode(data, spec)
     back = Lossless().decode(anywhere, spec)

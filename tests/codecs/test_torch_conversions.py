@@ -5,11 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from codec_cases import CODECS, FLOAT_FIELDS, contents, spec_of, special_floats
+from codec_cases import CODECS
 
 from tensorstash.codecs import Affine, AsType
 from tensorstash.kernels.floats import FORMATS
 from tensorstash.spec import DTYPES
+from tensorstash.testing.contents import contents, dense_spec
 
 
 def hard_floats() -> np.ndarray:
@@ -31,7 +32,7 @@ def test_astype_rounds_as_torch_does(dtype: str, source: str) -> None:
     values = values.to(getattr(torch, source))
     carrier = DTYPES[source].carrier
     data = values.view(torch.uint16).numpy() if source == "bfloat16" else values.numpy()
-    spec = spec_of(data.shape, source)
+    spec = dense_spec(data.shape, source)
     if not codec.accepts(spec):
         assert values.element_size() <= getattr(torch, dtype).itemsize
         return
@@ -56,7 +57,7 @@ def test_the_bound_of_a_cast_is_hardly_more_than_what_rounding_loses(dtype: str)
     codec = AsType(dtype=dtype)
     data = hard_floats()
     data = data[np.isfinite(data) & (np.abs(data) > 2.0**-20) & (np.abs(data) < 400)]
-    spec = spec_of(data.shape, "float32")
+    spec = dense_spec(data.shape, "float32")
     error = np.abs(codec.decode(codec.encode(data, spec), spec).astype(np.float64) - data)
     worst = (error / codec.error_bound(data, spec)).max()
     assert 0.99 < worst <= 1
@@ -74,22 +75,25 @@ def flushed_subnormals() -> Iterator[None]:
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if codec.lossless], ids=repr)
 def test_lossless_codecs_keep_subnormals_where_the_processor_flushes_them(codec: object) -> None:
     assert np.array([1e-45], np.float32) * np.float32(1) == 0
-    for dtype in FLOAT_FIELDS:
-        spec = spec_of((20_001,), dtype)
-        if not codec.accepts(spec):
-            continue
-        tensors = [data for _, data in contents(spec.shape, dtype)]
-        subnormal = special_floats(dtype)[[0, 1, 2, 3]]
-        tensors.append(np.random.default_rng(0).choice(subnormal, 20_001).view(spec.carrier))
-        tensors.append(np.random.default_rng(0).choice(subnormal[:2], 20_001).view(spec.carrier))
-        for data in tensors:
-            back = codec.decode(codec.encode(data, spec), spec)
-            assert back.tobytes() == data.tobytes()
+    for dtype in ("float16", "bfloat16", "float32", "float64"):
+        spec = dense_spec((20_001,), dtype)
+        subnormal = np.arange(4).astype(f"u{spec.itemsize}").view(spec.carrier)
+        tensors = [*contents(spec).values()]
+        tensors += [np.random.default_rng(0).choice(some, 20_001) for some in (subnormal, subnormal[:2])]
+        for data in tensors if codec.accepts(spec) else ():
+            assert codec.decode(codec.encode(data, spec), spec).tobytes() == data.tobytes()
+
+
+@pytest.mark.usefixtures("flushed_subnormals")
+def test_subnormals_are_widened_where_the_processor_flushes_them() -> None:
+    halves = np.arange(1 << 10, dtype=np.uint16)
+    widened = AsType(dtype="float16").decode(halves.view(np.float16), dense_spec(halves.shape, "float32"))
+    assert widened.tobytes() == (halves * np.float32(2.0**-24)).tobytes()
 
 
 def test_too_large_for_the_format() -> None:
     data = np.array([448, 464, 465, 57344, 61440, 65519, 65520, 3.4e38, np.inf, -np.inf], np.float32)
-    spec = spec_of(data.shape, "float32")
+    spec = dense_spec(data.shape, "float32")
     backs = {
         dtype: AsType(dtype=dtype).decode(AsType(dtype=dtype).encode(data, spec), spec).tolist() for dtype in FORMATS
     }
@@ -102,7 +106,7 @@ def test_too_large_for_the_format() -> None:
 
 def test_eight_bit_payloads_are_those_of_torchs_own_operator() -> None:
     data = torch.from_numpy(np.random.default_rng(0).standard_normal((4096, 128)).astype(np.float32))
-    payload = Affine().encode(data.numpy(), spec_of((4096, 128), "float32"))
+    payload = Affine().encode(data.numpy(), dense_spec((4096, 128), "float32"))
     theirs = torch.ops.quantized.embedding_bag_byte_prepack(data).numpy()
     parameters = np.ascontiguousarray(theirs[:, 128:]).view(np.float32)
     np.testing.assert_array_equal(payload[: 4096 * 4].view(np.float32), parameters[:, 0])

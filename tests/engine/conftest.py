@@ -1,17 +1,16 @@
-import gc
 import os
 
 import hypothesis
 import pytest
 
+from tensorstash.testing.harness import reference_counting_only
+
 
 @pytest.fixture
 def no_gc():
     """Only reference counting frees."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+    with reference_counting_only():
+        yield
 
 
 hypothesis.settings.register_profile(

@@ -1,4 +1,4 @@
-"""Random delays in everything that works behind the computation, and the limits to work under."""
+"""Random delays in everything that works behind the computation, from a seed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 from unittest.mock import patch
 
-import tensorstash as ts
 from tensorstash.host.futures import Future
 from tensorstash.host.workers import Workers
-from tensorstash.policies import StoreIn
-from tensorstash.policies.plan import HookPolicy
-from tensorstash.policies.selectors import MinBytes
-from tensorstash.protocols import Store, StoreConfig, Tier
-from tensorstash.stores import Disk, Memory
-from tensorstash.testing.faults import Intercepted
 
 NBYTES = [0, 1, 200, 1000, 20_000, 300_000, 2**28]
 
@@ -48,55 +41,12 @@ class Dice:
                 seconds = self._random.uniform(0, self.longest_s)
             self._never.wait(seconds)
 
-
-@dataclass(frozen=True, eq=False)
-class Delayed:
-    """A store that takes its time before and after everything it does."""
-
-    name: ClassVar[str] = "delayed"
-    inner: StoreConfig
-    dice: Dice = field(repr=False)
-
-    @property
-    def tier(self) -> Tier:
-        return self.inner.tier
-
-    def open(self) -> Store:
-        return Intercepted(self.inner.open(), self._run)
-
-    def _run(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        if name not in ("put", "get"):
-            return call(*arguments)
-        self.dice.wait()
-        found = call(*arguments)
-        self.dice.wait()
-        return found
-
-
-def policy(dice: Dice, directory: str) -> HookPolicy:
-    """Return a policy that loses nothing, over a store that takes its time or as it is."""
-    memory, disk = Memory(), Disk(directory=directory)
-    store = dice.choice([memory, disk, Memory(budget=5000, then=disk)])
-    if dice.chance(0.3):
-        return dice.choice(
-            [ts.DiskSpill(directory), ts.Compress(min_ratio=1), ts.Compress(min_ratio=1) | ts.DiskSpill(directory)]
-        )
-    delayed = StoreIn(Delayed(store, dice))
-    routed = ts.Route(
-        (ts.Rule(~MinBytes(501), ts.Keep()), ts.Rule(~MinBytes(3001), ts.Compress(min_ratio=1))), otherwise=delayed
-    )
-    return dice.choice([delayed, ts.Compress(min_ratio=1) | delayed, routed])
-
-
-def limits(dice: Dice) -> ts.Limits:
-    """Return limits, nothing and next to nothing among them."""
-    return ts.Limits(
-        in_flight=dice.choice(NBYTES),
-        ahead=dice.choice(NBYTES),
-        writers=dice.choice([1, 1, 2, 4]),
-        readers=dice.choice([1, 1, 2, 4]),
-        timeout_s=120,
-    )
+    def slowly(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Call, and let others go first before and after it."""
+        self.wait()
+        result = call(*arguments)
+        self.wait()
+        return result
 
 
 @contextmanager
@@ -105,13 +55,7 @@ def delays(dice: Dice) -> Iterator[None]:
     submit, interval = Workers.submit, sys.getswitchinterval()
 
     def delayed(workers: Workers, work: Callable[[], Any], **options: Any) -> Future[Any]:
-        def slowly() -> Any:
-            dice.wait()
-            result = work()
-            dice.wait()
-            return result
-
-        return submit(workers, slowly, **options)
+        return submit(workers, partial(dice.slowly, work), **options)
 
     sys.setswitchinterval(dice.choice([interval, 1e-5]))
     try:
@@ -121,32 +65,21 @@ def delays(dice: Dice) -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
-class Bag:
-    """What a program holds for a while; another thread lets go of one thing after the other."""
+@contextmanager
+def released(held: dict[int, Any], dice: Dice) -> Iterator[None]:
+    """Let another thread release one value after the other until the block ends."""
+    ends = threading.Event()
 
-    def __init__(self, dice: Dice) -> None:
-        self._dice = dice
-        self._things: list[Any] = []
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._release)
+    def release() -> None:
+        while not ends.wait(0.0002):
+            dice.wait()
+            if held and dice.chance(0.5):
+                held.popitem()
 
-    def __enter__(self) -> Bag:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join()
-
-    def hold(self, thing: Any) -> None:
-        """Hold something, perhaps."""
-        if self._dice.chance(0.5):
-            self._things.append(thing)
-
-    def _release(self) -> None:
-        while not self._ends.is_set():
-            self._dice.wait()
-            self._ends.wait(0.0002)
-            if self._things and self._dice.chance(0.5):
-                self._things.pop(self._dice.choice(range(len(self._things))))
-        self._things.clear()
+    thread = threading.Thread(target=release)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from weakref import WeakSet
 
+import tensorstash as ts
 from tensorstash.host.arrays import Array
+from tensorstash.policies import StoreIn
 from tensorstash.protocols import Slot, Tier
 from tensorstash.stores.memory import Memory, MemoryStore
 
@@ -68,3 +70,8 @@ class GatedStore:
 
     def close(self) -> None:
         self.inner.close()
+
+
+def behind(gate: Gated, **limits: Any) -> ts.Stash:
+    """Return a stash behind a gate; whatever it packs is in the store once it is drained."""
+    return ts.stash(StoreIn(gate), framework="reference", min_bytes=0, limits=ts.Limits(timeout_s=60, **limits))

@@ -104,6 +104,17 @@ class Faulty:
     def used_bytes(self) -> int:
         return sum(store.used_bytes for store in self.opened)
 
+    def excess(self) -> list[str]:
+        """Name the stores that hold more than their budgets, on the device too."""
+        found = []
+        for store, config in list(self.opened.items()):
+            taken = store.used_bytes
+            if isinstance(store, DiskStore) and not store.slab.file.closed:
+                taken = max(taken, os.fstat(store.slab.file.fileno()).st_size)
+            if config.budget is not None and taken > config.budget:
+                found.append(f"{taken} bytes in {config!r}")
+        return found
+
     def open(self) -> Store:
         return Intercepted(self._open(self.inner), self.board.run, verifies=self.verifies)
 

@@ -1,4 +1,4 @@
-"""Random programs that mean the same in every framework, and what a session may do with them."""
+"""Random programs that mean the same in every framework."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,27 +7,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-import tensorstash as ts
-from tensorstash.policies import StoreIn
-from tensorstash.policies.selectors import MinBytes
-from tensorstash.stores.memory import Memory
 from tensorstash.testing.lab import Lab
 from tensorstash.testing.layouts import floats
 
 Shape = tuple[int, int]
-
-LOSSLESS: dict[str, Callable[[str], ts.HookPolicy]] = {
-    "keep": lambda directory: ts.Keep(),
-    "cpu_offload": lambda directory: ts.CpuOffload(),
-    "memory": lambda directory: StoreIn(Memory()),
-    "compress": lambda directory: ts.Compress(min_ratio=1),
-    "disk": lambda directory: ts.DiskSpill(directory),
-    "compress | disk": lambda directory: ts.Compress(min_ratio=1) | ts.DiskSpill(directory),
-    "route": lambda directory: ts.Route(
-        (ts.Rule(~MinBytes(81), ts.Compress(min_ratio=1)), ts.Rule(~MinBytes(201), ts.Keep())),
-        otherwise=ts.DiskSpill(directory),
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -95,12 +78,6 @@ class Program:
     edits: tuple[Edit, ...] = ()
 
 
-RECOMPUTING: dict[str, Callable[[str], ts.HookPolicy]] = {
-    "recompute": lambda directory: ts.Recompute(),
-    "recompute | compress": lambda directory: ts.Recompute() | ts.Compress(min_ratio=1),
-    "recompute | disk": lambda directory: ts.Recompute() | ts.DiskSpill(directory),
-}
-
 OPERATIONS = (
     "tanh", "relu", "softmax", "mul", "square", "gram", "transpose", "rows", "columns", "reshape", "concat", "split",
     "gather", "expand", "owned", "owned columns",
@@ -127,25 +104,18 @@ def programs(*, modified: bool = False, rewrites: bool = False, edits: bool = Fa
     )
 
 
-def limits() -> st.SearchStrategy[ts.Limits]:
-    nbytes = st.sampled_from([0, 1, 64, 200, 1000, 2000, 10**6])
-    threads = st.integers(1, 3)
-    return st.builds(ts.Limits, in_flight=nbytes, ahead=nbytes, writers=threads, readers=threads, timeout_s=st.just(60))
-
-
 class Owned:
     """Buffers of the user: matrices that steps multiply with, made when they are first needed.
 
     Args:
         lab: of the framework.
-        device: where they are.
         dtype: of their elements.
         replaces: whether a rewrite gives the user another buffer instead: what a program computes whose saved tensors
             are all as they were when they were saved.
     """
 
-    def __init__(self, lab: Lab, device: str, dtype: str, *, replaces: bool) -> None:
-        self._lab, self._dtype, self._replaces = lab.on(device), dtype, replaces
+    def __init__(self, lab: Lab, dtype: str, *, replaces: bool) -> None:
+        self._lab, self._dtype, self._replaces = lab, dtype, replaces
         self._buffers: dict[tuple[int, Shape], Any] = {}
 
     def buffer(self, number: int, shape: Shape) -> Any:
@@ -176,6 +146,7 @@ class Forward:
     Args:
         replaces: as :class:`Owned`.
         values_too: whether every other rewrite is one of a value that the program computed, and holds.
+        held: takes the values that the program holds.
 
     Attributes:
         leaf: what has a gradient.
@@ -184,19 +155,25 @@ class Forward:
     """
 
     def __init__(
-        self, lab: Lab, device: str, program: Program, *, replaces: bool = False, values_too: bool = False
+        self,
+        lab: Lab,
+        program: Program,
+        *,
+        replaces: bool = False,
+        values_too: bool = False,
+        held: dict[int, Any] | None = None,
     ) -> None:
         self._lab, self._program, self._values_too = lab, program, values_too
-        self._owned = Owned(lab, device, program.dtype, replaces=replaces)
-        self.held: dict[int, Any] = {}
-        self.leaf = lab.on(device).tensor(floats(*program.shape, dtype=program.dtype), requires_grad=True)
+        self._owned = Owned(lab, program.dtype, replaces=replaces)
+        self.held: dict[int, Any] = {} if held is None else held
+        self.leaf = lab.tensor(floats(*program.shape, dtype=program.dtype), requires_grad=True)
         values = {0: (lab.mul(self.leaf, 1.0), program.shape)}
         self.loss = lab.sum(lab.tanh(values[0][0]))
         for number, step in enumerate(program.steps):
             self._hold(values, number)
             self._rewrite(lambda at, number=number: at == number)
             operands = [values[index % (number + 1)] for index in (step.left, step.right)]
-            made = values[number + 1] = _apply(lab, device, step, *operands, self._owned)
+            made = values[number + 1] = _apply(lab, step, *operands, self._owned)
             del operands
             self._edit(number, made[0])
             self.loss = self.loss + lab.sum(lab.tanh(made[0]))
@@ -242,7 +219,7 @@ class Forward:
                 self._owned.rewrite(rewrite)
 
 
-def _apply(lab: Lab, device: str, step: Step, left: Any, right: Any, owned: Owned) -> tuple[Any, Shape]:
+def _apply(lab: Lab, step: Step, left: Any, right: Any, owned: Owned) -> tuple[Any, Shape]:
     (x, (rows, columns)), (y, other) = left, right
     match step.operation:
         case "tanh":
@@ -274,7 +251,7 @@ def _apply(lab: Lab, device: str, step: Step, left: Any, right: Any, owned: Owne
             return lab.mul(first, second), (rows, columns // 2)
         case "gather":
             chosen = np.array([step.right % rows, 0, step.right % rows])
-            return lab.gather(x, lab.on(device).tensor(chosen)), (3, columns)
+            return lab.gather(x, lab.tensor(chosen)), (3, columns)
         case "owned":
             return lab.mul(x, owned.buffer(step.right, (rows, columns))), (rows, columns)
         case "owned columns":

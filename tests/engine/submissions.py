@@ -32,11 +32,6 @@ class Submissions:
         monkeypatch.setattr(Workers, "submit", submitted)
         return found
 
-    @property
-    def are_under_way(self) -> bool:
-        """Whether there is work that has not come to its end."""
-        return any(not future.done() for future in list(self.futures))
-
     def wait(self) -> None:
         """Wait until all of it has come to its end, well or not."""
         for future in list(self.futures):

@@ -133,13 +133,6 @@ def test_a_warning_points_at_the_line_that_made_the_session_whatever_library_run
     assert {one.filename for one in said} == {__file__}
 
 
-def test_a_wrap_that_dies_uncalled_says_so():
-    with heard() as said:
-        ts.wrap(ref.nn.GELU(), "compress")
-    assert [type(one.message) for one in said] == [TensorStashWarning]
-    assert "never called" in str(said[0].message)
-
-
 def test_the_warning_points_at_the_line_of_the_user_and_reaches_the_logger(caplog):
     session = stash()
     with heard() as said, caplog.at_level(logging.WARNING, "tensorstash"):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -15,10 +16,10 @@ import numpy as np
 import pytest
 from inside import ahead, session_of
 from planted_faults import Faulty
-from schedules import TellingBudget
 
 import tensorstash as ts
 from tensorstash.host.arrays import Array
+from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Disk, Memory
 from tensorstash.testing.lab import Lab
@@ -57,6 +58,22 @@ def gradient(lab: Lab, rows: int, nested: bool, scope: Any = None) -> Array:
 @cache
 def right(framework: str, rows: int, nested: bool) -> Array:
     return gradient(lab_of(framework), rows, nested)
+
+
+class TellingBudget(ByteBudget):
+    """A budget that opens a gate when somebody has to wait for bytes."""
+
+    def __init__(self, limit: int, gate: threading.Event) -> None:
+        super().__init__(limit)
+        self._gate = gate
+        self.waits = 0
+
+    def acquire(self, nbytes: int, *, timeout_s: float) -> Lease | None:
+        if (lease := self.try_acquire(nbytes)) is not None:
+            return lease
+        self.waits += 1
+        self._gate.set()
+        return super().acquire(nbytes, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("framework", BACKENDS)
@@ -153,11 +170,8 @@ def test_threads_whose_unpacks_fail_get_the_stores_error_and_the_others_their_gr
             outcomes[fails, outcome] += 1
 
     store.board.plant("get", get, 1)
-    threads = [threading.Thread(target=train, args=(number < 2,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(train, [True, True, False, False]))
     assert outcomes[False, "right"] == 50
     # What is not stored yet when it is asked for comes from its source, and does not fail.
     assert outcomes[True, "StoreError: planted"] + outcomes[True, "right"] * bool(in_flight) == 50, outcomes

@@ -4,7 +4,6 @@ A step that meets a fault ends in a named error or in the right gradients; nothi
 trains on.
 """
 
-import gc
 import os
 import re
 import sys
@@ -24,6 +23,7 @@ from planted_faults import Faulty, Site
 import tensorstash as ts
 from tensorstash.errors import StashError, StoreError
 from tensorstash.host.arrays import Array
+from tensorstash.testing.harness import reference_counting_only
 from tensorstash.testing.lab import Lab
 from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import floats
@@ -121,12 +121,9 @@ def assert_fails(cell: Cell, stash: ts.Stash) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def reference_counting_only():
-    """Only reference counting frees."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+def only_reference_counting_frees():
+    with reference_counting_only():
+        yield
 
 
 @pytest.fixture(autouse=True)

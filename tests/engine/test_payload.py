@@ -2,12 +2,11 @@
 
 import ctypes
 import errno
-from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
-from gates import Gated
+from gates import Gated, behind
 from inside import ahead, in_flight, session_of, set_timeout
 
 import tensorstash as ts
@@ -15,7 +14,6 @@ import tensorstash.reference as ref
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.engine import places
 from tensorstash.engine.place import Place
-from tensorstash.engine.stretch import Stretch
 from tensorstash.errors import SavedTensorModifiedError, StoreError
 from tensorstash.policies import Route, Rule, StoreIn
 from tensorstash.policies.selectors import ModuleNames
@@ -24,50 +22,9 @@ from tensorstash.testing.labs.reference import ReferenceLab
 VALUES = np.linspace(-1, 1, 50, dtype=np.float32)
 
 
-class Known:
-    """What an index looks at of a payload."""
-
-    def __init__(self, spec):
-        self.place = SimpleNamespace(spec=spec, kind=hash(spec))
-        self.index = 0
-        self.users = 1
-
-
-def saved(*specs):
-    stretch, payloads = Stretch(), [Known(spec) for spec in specs]
-    for payload in payloads:
-        stretch.add(payload.place.spec, payload)
-    return stretch, payloads
-
-
-def behind(gate, **limits):
-    """Return a stash behind a gate; whatever it packs is in the store once it is drained."""
-    return ts.stash(StoreIn(gate), framework="reference", min_bytes=0, limits=ts.Limits(timeout_s=60, **limits))
-
-
 def made():
     """Return a tensor that an operation has made."""
     return ref.tensor(VALUES, requires_grad=True) * 1.0
-
-
-def test_in_a_closed_index_nothing_is_the_same_as_what_was_saved():
-    stretch, payloads = saved("a", "b")
-    assert stretch.same["a"]() is payloads[0]
-    stretch.close()
-    assert "a" not in stretch.same
-    assert list(stretch.contents()) == payloads, "who is there already is still known"
-
-
-@pytest.mark.parametrize("policy", ["cpu_offload", "disk_spill"])
-def test_on_a_device_what_no_operation_made_is_another_content_each_time(policy):
-    buffer = ref.tensor(VALUES, device="sim:0")
-    stash = ts.stash(policy, framework="reference", min_bytes=0)
-    with stash:
-        before = session_of(stash).pack(buffer)
-        ReferenceLab().write_unversioned(buffer, 7.0)
-        after = session_of(stash).pack(buffer)
-    assert np.array_equal(before().to("cpu").numpy(), VALUES)
-    assert np.array_equal(after().to("cpu").numpy(), np.full_like(VALUES, 7))
 
 
 class Squaring(ref.nn.Module):
@@ -92,14 +49,6 @@ def test_a_content_saved_in_modules_of_two_policies_is_two_contents():
     assert [store.opened[0].put_count for store in stores] == [1, 1]
     loss.backward()
     assert np.array_equal(leaf.grad.numpy(), plain.grad.numpy())
-
-
-def test_a_second_round_of_requests_is_a_round_of_its_own():
-    stretch, _payloads = saved("a", "b", "c")
-    for index in (2, 0, 1, 2):
-        stretch.ask(index, ())
-    assert stretch.asked == (2,)
-    assert list(stretch.expected_next[0]) == [1, 0]
 
 
 def test_who_needs_a_content_second_does_not_see_what_a_kernel_wrote_into_the_first():

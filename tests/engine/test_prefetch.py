@@ -23,6 +23,10 @@ DEPTH = 12
 MIB = 2**20
 
 
+def leaf():
+    return ref.tensor(np.linspace(-1, 1, 50, dtype=np.float32), requires_grad=True)
+
+
 def chain(x, depth=DEPTH):
     for _ in range(depth):
         x = (x * 1.01).tanh()
@@ -34,7 +38,7 @@ def run(limits, steps=3, depths=(DEPTH,)):
     stash = ts.stash(StoreIn(gate), framework="reference", min_bytes=0, limits=limits)
     grads = []
     for step in range(steps):
-        x = ref.tensor(np.linspace(-1, 1, 50, dtype=np.float32), requires_grad=True)
+        x = leaf()
         with stash as session:
             loss = chain(x, depths[step % len(depths)])
         session.drain()
@@ -44,7 +48,7 @@ def run(limits, steps=3, depths=(DEPTH,)):
 
 
 def plain(depth=DEPTH):
-    x = ref.tensor(np.linspace(-1, 1, 50, dtype=np.float32), requires_grad=True)
+    x = leaf()
     chain(x, depth).backward()
     return x.grad.numpy()
 
@@ -79,7 +83,7 @@ def test_what_only_has_to_be_decoded_does_not_wait_decoded_for_long(monkeypatch,
     monkeypatch.setattr(session, "QUICK_BYTES", quick)
     stash = ts.stash(policy, framework="reference", min_bytes=0, limits=ts.Limits(in_flight=0))
     for _ in range(3):
-        x = ref.tensor(np.linspace(-1, 1, 50, dtype=np.float32), requires_grad=True)
+        x = leaf()
         with stash:
             loss = chain(x)
         loss.backward()
@@ -98,7 +102,7 @@ def test_where_forward_and_backward_begin_no_memory_is_idle_that_only_the_other_
     stash = ts.stash(StoreIn(Memory()), framework="reference", min_bytes=0)
     for step in range(2):
         leave_idle()
-        x = ref.tensor(np.linspace(-1, 1, 50, dtype=np.float32), requires_grad=True)
+        x = leaf()
         with stash:
             assert (POOL.idle_bytes < MIB) == (step > 0)
             loss = chain(x)
@@ -110,7 +114,7 @@ def test_where_forward_and_backward_begin_no_memory_is_idle_that_only_the_other_
 def test_a_content_with_two_users_is_read_once():
     gate = Gated()
     stash = ts.stash(StoreIn(gate), framework="reference", min_bytes=0)
-    x = ref.tensor(np.linspace(-1, 1, 50, dtype=np.float32), requires_grad=True)
+    x = leaf()
     with stash as session:
         y = x * 1.0
         loss = (y.exp() + y * y).sum()

@@ -1,4 +1,4 @@
-"""Random programs, layouts, policies, budgets, threads and faults, in every framework.
+"""Random programs, layouts, policies, budgets, delays, threads and schedules, in every framework.
 
 State a seed and a number of examples to repeat or to lengthen a run::
 
@@ -9,39 +9,31 @@ The profile "thorough" runs 10,000 examples of each; ``-k memory_of_the_user`` c
 
 import contextlib
 import tempfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from conditions import LOSSLESS, MOVING, POLICIES, RECOMPUTING, assert_nothing_is_held, budgeted, conditions, limits
+from delays import Dice, delays, released
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from inside import ahead, in_flight, session_of, settle
+from inside import ahead, in_flight
 from planted_faults import Faulty
-from random_programs import LOSSLESS, RECOMPUTING, Forward, limits, programs
-from schedules import Auditor, TellingBudget, budgeted
+from random_programs import Forward, programs
 
 import tensorstash as ts
 from tensorstash.abilities import SupportsGraph
-from tensorstash.errors import SavedTensorModifiedError, StashError, StoreFullError, TensorStashError
+from tensorstash.errors import SavedTensorModifiedError, StoreFullError, TensorStashError
 from tensorstash.policies import StoreIn
 from tensorstash.stores.memory import Memory
-from tensorstash.testing.faults import FaultyCodec, FaultyStore
-from tensorstash.testing.labs.paddle import PaddleLab
-from tensorstash.testing.labs.reference import ReferenceLab
-from tensorstash.testing.labs.torch import TorchLab
+from tensorstash.testing.labs import BACKENDS, lab_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::tensorstash.TensorStashWarning")  # a random policy may have no effect
 
-MOVING = ["memory", "compress", "disk", "compress | disk"]
+LABS = [lab_of(name) for name in BACKENDS]
 
-LARGEST = 2000
-"""Bytes that no tensor of these programs exceeds."""
-
-FAULTS = ["full", "put_error", "get_error", "gone", "corrupt", "short_read"]
-
-
-LABS = [ReferenceLab(), TorchLab(), PaddleLab()]
+often = settings(max_examples=3 * settings.default.max_examples)
 
 
 @pytest.fixture(scope="module")
@@ -50,210 +42,160 @@ def directory():
         yield folder
 
 
-def gradient(lab, device, program, scope=contextlib.nullcontext, **rewriting):
+def gradient(lab, program, scope=contextlib.nullcontext, **how):
     with scope():
-        forward = Forward(lab, device, program, **rewriting)
+        forward = Forward(lab, program, **how)
     forward.finish()
     lab.backward(forward.loss)
     return lab.gradient(forward.leaf)
 
 
-def assert_nothing_is_held(stash):
-    session = session_of(stash)
-    settle(session)
-    assert stash.stats().live.tensors == 0
-    assert in_flight(session).used == ahead(session).used == 0
-
-
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.name)
 class TestRandomPrograms:
-    @given(data=st.data(), program=programs(), policy=st.sampled_from(sorted(LOSSLESS)), limits=limits())
-    def test_gradients_are_those_without_hooks_and_no_slot_is_left(self, lab, directory, data, program, policy, limits):
-        device = data.draw(st.sampled_from(lab.devices))
-        threads = data.draw(st.sampled_from([1, 1, 1, 3]))
-        plain = gradient(lab, device, program)
-        stash = ts.stash(LOSSLESS[policy](directory), framework=lab.name, min_bytes=0, limits=limits)
-        found = []
-
-        def run():
-            for _ in range(2):
-                found.append(gradient(lab, device, program, lambda: stash))
-
-        workers = [threading.Thread(target=run) for _ in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        assert len(found) == 2 * threads
-        assert all(np.array_equal(plain, grad, equal_nan=True) for grad in found)
-        assert_nothing_is_held(stash)
-
-    @given(program=programs(modified=True), policy=st.sampled_from(sorted(LOSSLESS)), limits=limits())
-    def test_a_value_changed_in_place_gives_the_saved_gradient_or_autograds_error(
-        self, lab, directory, program, policy, limits
+    @given(data=st.data(), program=programs(), conditions=conditions(POLICIES), threads=st.sampled_from([1, 1, 3]))
+    def test_gradients_are_those_without_hooks_however_slow_anything_is(
+        self, lab, directory, data, program, conditions, threads
     ):
-        device = lab.devices[-1]
+        lab = lab.on(data.draw(st.sampled_from(lab.devices)))
+        plain = gradient(lab, program)
 
-        def run(scope):
-            with scope:
-                forward = Forward(lab, device, program)
+        def train(held):
+            with released(held, conditions.dice):
+                return gradient(lab, program, lambda: stash, held=held)
+
+        with conditions.stash(lab, directory) as stash, ThreadPoolExecutor(threads) as pool:
+            for found in pool.map(train, [{} for _ in range(2 * threads)]):
+                assert np.array_equal(plain, found, equal_nan=True)
+
+    @often
+    @given(
+        program=programs(modified=True),
+        conditions=conditions(LOSSLESS),
+        drains=st.sampled_from(["", "before", "after"]),
+    )
+    def test_a_value_changed_in_place_is_refused_for_ever_if_autograd_refuses_it_unless_it_was_captured(
+        self, lab, directory, program, conditions, drains
+    ):
+        lab = lab.on(lab.devices[-1])
+        is_captured = (
+            drains == "before" and conditions.policy in ("memory", "disk", "slow") and conditions.budget is None
+        )
+
+        def attempts(stash):
+            with stash or contextlib.nullcontext():
+                forward = Forward(lab, program)
+            refusal = RuntimeError if stash is None else SavedTensorModifiedError
+            if stash is not None and drains == "before":
+                stash.drain()
             lab.add_(forward.held[forward.modified_number], 1.0)
-            lab.backward(forward.loss)
-            return lab.gradient(forward.leaf)
+            if stash is not None and drains == "after":
+                stash.drain()
+            for _ in range(2):
+                try:
+                    lab.backward(forward.loss, retain_graph=True)
+                except refusal:
+                    assert forward.leaf.grad is None, "a gradient was written all the same"
+                    yield None
+                else:
+                    yield lab.gradient(forward.leaf).copy()
 
-        untouched = gradient(lab, device, program)
-        try:
-            natively = run(contextlib.nullcontext())
-        except RuntimeError:
-            natively = None
-        stash = ts.stash(LOSSLESS[policy](directory), framework=lab.name, min_bytes=0, limits=limits)
-        try:
-            found = run(stash)
-        except SavedTensorModifiedError:
-            assert natively is None, "a program that trains without hooks was refused"
-        else:
-            assert np.array_equal(found, untouched, equal_nan=True)
-        # PyTorch's queue of this thread holds what a failed backward left in it until the next backward.
-        gradient(lab, device, program)
-        assert_nothing_is_held(stash)
+        untouched = gradient(lab, program)
+        natively = [found is None for found in attempts(None)]
+        with conditions.stash(lab, directory) as stash:
+            for number, (found, is_refused) in enumerate(zip(attempts(stash), natively, strict=True), 1):
+                if found is None:
+                    assert is_refused, "a program that trains without hooks was refused"
+                    assert not is_captured, "captured bytes were refused"
+                else:
+                    assert np.array_equal(found, number * untouched, equal_nan=True)
+                    assert drains == "before" or not is_refused, "a program that autograd refuses has trained"
+            assert np.array_equal(gradient(lab, program, lambda: stash), untouched, equal_nan=True)
+            # PyTorch's queue of this thread holds what a failed backward left in it until the next backward.
+            gradient(lab, program)
 
-    @given(program=programs(rewrites=True), policy=st.sampled_from(MOVING), limits=limits(), again=st.booleans())
+    @given(program=programs(rewrites=True), conditions=conditions(["keep", *MOVING], budgets=False))
     def test_memory_of_the_user_rewritten_without_a_bump_counts_as_it_does_without_hooks_or_as_it_was_saved(
-        self, lab, directory, program, policy, limits, again
+        self, lab, directory, program, conditions
     ):
-        device = lab.devices[-1]
-        # Where the framework says who holds a memory, what somebody holds is live as without hooks; else all is copied.
-        is_live = isinstance(lab.backend, SupportsGraph)
-        expected = gradient(lab, device, program, values_too=is_live, replaces=not is_live)
-        stash = ts.stash(LOSSLESS[policy](directory), framework=lab.name, min_bytes=0, limits=limits)
-        for _ in range(2 if again else 1):
-            found = gradient(lab, device, program, lambda: stash, values_too=is_live)
-            assert np.array_equal(expected, found, equal_nan=True)
-        assert_nothing_is_held(stash)
+        lab = lab.on(lab.devices[-1])
+        # What is kept, or held where the framework says so, is live as without hooks; all else is copied.
+        is_live = conditions.policy == "keep" or isinstance(lab.backend, SupportsGraph)
+        expected = gradient(lab, program, values_too=is_live, replaces=not is_live)
+        with conditions.stash(lab, directory) as stash:
+            for _ in range(2):
+                found = gradient(lab, program, lambda: stash, values_too=is_live)
+                assert np.array_equal(expected, found, equal_nan=True)
 
-    @given(program=programs(edits=True), policy=st.sampled_from(sorted(RECOMPUTING)), starts_edited=st.booleans())
+    @given(program=programs(edits=True), conditions=conditions(RECOMPUTING, budgets=False), starts_edited=st.booleans())
     def test_an_edit_without_a_record_gives_the_gradient_without_hooks_or_a_named_error(
-        self, lab, directory, program, policy, starts_edited
+        self, lab, directory, program, conditions, starts_edited
     ):
-        device, unedited = lab.devices[-1], replace(program, edits=())
+        lab, unedited = lab.on(lab.devices[-1]), replace(program, edits=())
         # Where the framework does not say who holds a memory, its bytes count as they were saved, unless they are kept.
         is_live = isinstance(lab.backend, SupportsGraph)
-        policy = "recompute | compress" if policy == "recompute" and not is_live else policy
+        if conditions.policy == "recompute" and not is_live:
+            conditions = replace(conditions, policy="recompute | compress")
         copied = ts.stash(StoreIn(Memory()), framework=lab.name, min_bytes=0)
         around = contextlib.nullcontext if is_live else lambda: copied
-        stash = ts.stash(RECOMPUTING[policy](directory), framework=lab.name, min_bytes=0)
-        for each in (program, program, program) if starts_edited else (unedited, program, program):
-            try:
-                expected = gradient(lab, device, each, around)
-            except RuntimeError:
-                expected = None  # refused
-            try:
-                found = gradient(lab, device, each, lambda: stash)
-            except TensorStashError:
-                assert each.edits, "a program without edits was refused"
-            else:
-                assert expected is not None, "a program that is refused without hooks has trained"
-                assert found.tobytes() == expected.tobytes(), "another gradient"
-        gradient(lab, device, unedited)
-        assert_nothing_is_held(stash)
+        with conditions.stash(lab, directory) as stash:
+            for each in (program, program, program) if starts_edited else (unedited, program, program):
+                try:
+                    expected = gradient(lab, each, around)
+                except RuntimeError:
+                    expected = None  # refused
+                try:
+                    found = gradient(lab, each, lambda: stash)
+                except TensorStashError:
+                    assert each.edits, "a program without edits was refused"
+                else:
+                    assert expected is not None, "a program that is refused without hooks has trained"
+                    assert found.tobytes() == expected.tobytes(), "another gradient"
+            gradient(lab, unedited)
 
     @given(
         program=programs(),
         which=st.integers(0, 9),
         limits=limits(),
         threads=st.integers(1, 3),
-        stalls=st.integers(0, 3),
+        seed=st.integers(0, 10**6),
         compresses=st.booleans(),
     )
-    def test_no_budget_is_exceeded_by_one_byte_and_no_schedule_hangs(
-        self, lab, directory, program, which, limits, threads, stalls, compresses
+    def test_no_budget_is_exceeded_by_one_byte_and_nothing_hangs(
+        self, lab, directory, program, which, limits, threads, seed, compresses
     ):
-        plain = gradient(lab, "cpu", program)
-        store = Faulty(budgeted(directory)[which])
-        # The program itself waits for the put of a tensor that is larger than what may be in flight.
-        auditor = Auditor(store.opened, stalls if limits.in_flight_bytes >= LARGEST else 0)
-        store.board.plant("put", auditor.put)
+        plain = gradient(lab, program)
+        store, dice, excess = Faulty(budgeted(directory)[which]), Dice(seed), []
+
+        def put(call, data):
+            try:
+                return dice.slowly(call, data)
+            finally:
+                excess.extend(store.excess())
+
+        store.board.plant("put", put)
         policy = ts.Compress(min_ratio=1) | StoreIn(store) if compresses else StoreIn(store)
         stash = ts.stash(policy, framework=lab.name, min_bytes=0, limits=limits)
-        session = session_of(stash)
-        session.sender.in_flight = TellingBudget(limits.in_flight_bytes, auditor.gate)
-        outcomes = []
 
-        @contextlib.contextmanager
-        def scope():
-            with stash:
-                try:
-                    yield
-                finally:
-                    auditor.gate.set()
-
-        def train():
+        def train(_):
             for _ in range(3):
-                try:
-                    outcomes.append(np.array_equal(gradient(lab, "cpu", program, scope), plain, equal_nan=True))
-                except StoreFullError:
-                    outcomes.append(True)
+                with contextlib.suppress(StoreFullError):
+                    found = gradient(lab, program, lambda: stash)
+                    assert np.array_equal(found, plain, equal_nan=True)
 
-        workers = [threading.Thread(target=train, daemon=True) for _ in range(threads)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(120)
-        assert outcomes == [True] * (3 * threads), "a thread hangs, has failed, or has another gradient"
+        with delays(dice), ThreadPoolExecutor(threads) as pool:
+            list(pool.map(train, range(threads)))
         # Frameworks hold what a failed call left in them until the next backward.
-        gradient(lab, "cpu", program)
+        gradient(lab, program)
         assert_nothing_is_held(stash)
-        assert in_flight(session).peak <= limits.in_flight_bytes
-        assert ahead(session).peak <= limits.ahead_bytes
+        assert in_flight(stash).peak <= limits.in_flight_bytes
+        assert ahead(stash).peak <= limits.ahead_bytes
         assert store.used_bytes == 0
-        assert auditor.excess == []
-
-    @given(program=programs(rewrites=True), limits=limits())
-    def test_memory_of_the_user_that_is_kept_counts_as_it_does_without_hooks(self, lab, program, limits):
-        device = lab.devices[-1]
-        expected = gradient(lab, device, program, values_too=True)
-        stash = ts.stash(ts.Keep(), framework=lab.name, min_bytes=0, limits=limits)
-        found = gradient(lab, device, program, lambda: stash, values_too=True)
-        assert np.array_equal(expected, found, equal_nan=True)
-
-    @given(
-        program=programs(),
-        fault=st.sampled_from(FAULTS),
-        at=st.integers(1, 8),
-        times=st.integers(1, 3),
-        in_codec=st.sampled_from(
-            [None, None, "encode_error", "decode_error", "encode_wrong_size", "decode_wrong_size"]
-        ),
-        numel=st.sampled_from([None, 4, 6, 12]),
-        limits=limits(),
-    )
-    def test_a_fault_ends_in_a_named_error_or_the_right_gradient_and_the_next_step_works(
-        self, lab, program, fault, at, times, in_codec, numel, limits
-    ):
-        device = lab.devices[-1]
-        plain = gradient(lab, device, program)
-        policy = StoreIn(FaultyStore(fault=fault, at=at, times=times))
-        if in_codec is not None:
-            policy = ts.policies.Encode(FaultyCodec(fault=in_codec, numel=numel)) | policy
-        stash = ts.stash(policy, framework=lab.name, min_bytes=0, limits=limits)
-        for _ in range(times + 9):
-            try:
-                found = gradient(lab, device, program, lambda: stash)
-            except StashError as error:
-                message = str(error)
-            else:
-                message = "stage, tensor "
-                assert np.array_equal(found, plain, equal_nan=True)
-            assert "stage" in message
-            assert "tensor " in message
-        found = gradient(lab, device, program)
-        assert np.array_equal(found, plain, equal_nan=True)
-        assert_nothing_is_held(stash)
+        assert excess == []
 
 
 @given(program=programs())
 def test_a_program_means_the_same_in_every_framework(program):
-    found = [gradient(lab, "cpu", program) for lab in LABS]
+    found = [gradient(lab, program) for lab in LABS]
     tolerance = 1e-4 if program.dtype == "float32" else 1e-10
     assert np.allclose(found[0], found[1], rtol=tolerance, atol=tolerance)
     assert np.allclose(found[0], found[2], rtol=tolerance, atol=tolerance)

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from codec_cases import spec_of, special_floats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorstash.codecs import Affine
 from tensorstash.host import native
 from tensorstash.host.arrays import Array, borrowed
+from tensorstash.testing.contents import dense_spec
+from tensorstash.testing.layouts import special_values
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -34,7 +35,7 @@ def in_numpy(call: object, *arguments: object) -> Array:
 
 def floats(shape: tuple[int, ...], dtype: str, kind: str, seed: int) -> Array:
     """Return carrier bits: of any floats, of ordinary ones, of few special ones among them, or of constant groups."""
-    rng, spec = np.random.default_rng(seed), spec_of(shape, dtype)
+    rng, spec = np.random.default_rng(seed), dense_spec(shape, dtype)
     raw = rng.integers(0, 1 << 8 * spec.itemsize, spec.numel, np.uint64).astype(f"u{spec.itemsize}")
     if kind != "any":
         exponents = {"float32": 23, "bfloat16": 7, "float16": 10}[dtype]
@@ -45,7 +46,7 @@ def floats(shape: tuple[int, ...], dtype: str, kind: str, seed: int) -> Array:
         raw = raw & sign_and_fraction | ordinary << raw.dtype.type(exponents)
     if kind == "special":
         odd = rng.random(spec.numel) < 0.02
-        raw[odd] = rng.choice(special_floats(dtype).view(raw.dtype), odd.sum())
+        raw[odd] = rng.choice(special_values(dtype).view(raw.dtype), odd.sum())
     if kind == "constant":
         raw[rng.random(spec.numel) < 0.95] = raw[0]
     return raw.view(spec.carrier).reshape(shape)
@@ -59,7 +60,7 @@ def test_payloads_and_elements_are_those_of_numpy(
 ) -> None:
     while np.prod(shape) > 200_000:
         shape = shape[1:]
-    spec = spec_of(shape, dtype)
+    spec = dense_spec(shape, dtype)
     data = floats(shape, dtype, kind, drawn.draw(st.integers(0, 2**32)))
     payload = codec.encode(borrowed(data), spec)
     assert payload.tobytes() == in_numpy(codec.encode, data, spec).tobytes()
@@ -70,8 +71,8 @@ def test_payloads_and_elements_are_those_of_numpy(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_number_of_16_bits_comes_back_as_in_numpy(dtype: str) -> None:
     """Of float32, all with those upper 16 bits."""
-    spec = spec_of((512, 128), dtype)
-    data = np.arange(1 << 16, dtype=np.uint16).view(spec_of((1,), "bfloat16").carrier)
+    spec = dense_spec((512, 128), dtype)
+    data = np.arange(1 << 16, dtype=np.uint16).view(dense_spec((1,), "bfloat16").carrier)
     bits = data.view(np.uint16)
     carrier = (bits.astype(np.uint32) << 16).view("f4") if dtype == "float32" else bits.view(spec.carrier)
     for order in (np.arange(1 << 16), np.random.default_rng(0).permutation(1 << 16)):
@@ -119,14 +120,15 @@ def test_sizes_that_do_not_fit_together_are_refused(change: dict[str, object], m
 
 
 @compiled
-def test_payloads_and_elements_may_start_at_any_byte() -> None:
-    data = floats((3, 700), "float32", "special", 0)
-    spec, codec = spec_of(data.shape, "float32"), Affine(bits=4)
-    memory = np.empty(data.nbytes + 1, np.uint8)
-    askew = memory[1:].view("f4").reshape(data.shape)
-    askew[...] = data
-    payload = codec.encode(data, spec)
-    assert codec.encode(askew, spec).tobytes() == payload.tobytes()
-    shifted = memory[1 : 1 + payload.size]
-    shifted[:] = payload
-    assert codec.decode(shifted, spec).tobytes() == codec.decode(payload, spec).tobytes()
+@pytest.mark.parametrize(
+    ("name", "source", "target", "dtype"),
+    [
+        ("narrow_floats", np.zeros(20, np.uint32), np.zeros(19, np.uint16), "bfloat16"),
+        ("narrow_floats", np.zeros(20, np.uint32), np.zeros(81, np.uint8), "float16"),
+        ("narrow_floats", np.zeros(20, np.uint32), np.zeros(20, np.uint16), "float64"),
+        ("widen_floats", np.zeros(40, np.uint16), np.zeros(79, np.uint8), "bfloat16"),
+    ],
+)
+def test_floats_that_do_not_fit_are_refused(name: str, source: Array, target: Array, dtype: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        getattr(native.functions, name)(source, target, dtype)

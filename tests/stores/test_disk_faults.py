@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import threading
@@ -30,6 +29,27 @@ def config(request, tmp_path):
     return Disk(directory=str(tmp_path), direct=request.param)
 
 
+def reserve_nothing(number=errno.EOPNOTSUPP):
+    """Reserve no blocks, as some file systems do."""
+
+    def behave(call, fd, start, length):
+        if call.__self__.preallocate:
+            os.pwrite(fd, bytes(5), start)  # as the C library may before it gives up
+            refuse(number)(call)
+        call(fd, start, length)
+
+    return behave
+
+
+def take_and_refuse(call, fd, start, length):
+    call(fd, start, length)
+    refuse(errno.ENOSPC)(call)
+
+
+def interrupt(call, *arguments):
+    raise KeyboardInterrupt("interrupted")
+
+
 def check_usable(store, payload):
     """A store that failed has leaked nothing and works on."""
     assert store.used_bytes == 0
@@ -41,27 +61,47 @@ def check_usable(store, payload):
     store.close()
 
 
-@pytest.mark.parametrize("nbytes", [1_000, 3 * PIECE])
-@pytest.mark.parametrize("call", ["write", "reserve"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENODEV])
-def test_a_device_that_refuses_is_named(config, payload, call, number, nbytes):
-    calls = faulty_calls(**{call: refuse(number)})
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+PUTS = [
+    *((errno.errorcode[number], {"write": [refuse(number)]}) for number in (*FULL, errno.EIO, errno.ENODEV)),
+    *((errno.errorcode[number], {"reserve": [refuse(number)]}) for number in (*FULL, errno.EIO, errno.ENODEV)),
+    *(
+        (errno.errorcode[number], {"reserve": [reserve_nothing()], "write": [at_most(4096), refuse(number)]})
+        for number in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+    ),
+    ("ENOSPC", {"write": [at_most(4096), refuse(errno.ENOSPC)]}),
+    ("ENOSPC", {"reserve": [take_and_refuse]}),
+    ("took 0 of", {"write": [take_nothing]}),
+    ("took 0 of", {"reserve": [reserve_nothing()], "write": [take_nothing]}),
+    ("EIO", {"reserve": [refuse(errno.ENOSPC)], "available": [refuse(errno.EIO)]}),
+    ("EIO", {"reserve": [take_and_refuse], "truncate": [refuse(errno.EIO)]}),
+    ("interrupted", {"write": [interrupt]}),
+]
+"""A word of the error of a put, and what the system does in turn."""
+
+
+@pytest.mark.parametrize("nbytes", [10_000, 3 * PIECE])
+@pytest.mark.parametrize(("says", "turns"), PUTS)
+def test_a_put_that_fails_is_named_takes_nothing_and_the_store_works_on(config, payload, says, turns, nbytes):
+    calls = faulty_calls()
     store = DiskStore(config, calls)
-    expected = StoreError if number in (errno.EIO, errno.ENODEV) else StoreFullError
-    with pytest.raises(expected, match=errno.errorcode[number]) as caught:
+    small = store.put(payload(4096))
+    before, file = store.file_bytes, store.slab.file.fileno()
+    for name, behaviours in turns.items():
+        calls.board.plant(name, in_turn(*behaviours))
+    is_full = says in map(errno.errorcode.get, FULL)
+    expected = KeyboardInterrupt if says == "interrupted" else StoreFullError if is_full else StoreError
+    with pytest.raises(expected, match=says) as caught:
         store.put(payload(nbytes))
     assert type(caught.value) is expected
-    assert config.directory in str(caught.value)
+    assert expected is KeyboardInterrupt or config.directory in str(caught.value)
+    if "truncate" not in turns:
+        assert os.fstat(file).st_size == store.file_bytes
+        assert "reserve" not in turns or store.file_bytes == before
     calls.board.lift()
-    check_usable(store, payload)
-
-
-def test_a_device_that_fills_up_in_the_middle_of_a_record_takes_nothing(config, payload):
-    calls = faulty_calls(write=in_turn(*[at_most(PIECE)] * 3, refuse(errno.ENOSPC)))
-    store = DiskStore(config, calls)
-    with pytest.raises(StoreFullError):
-        store.put(payload(6 * PIECE))
-    calls.board.lift()
+    assert store.used_bytes == 4096
+    assert np.array_equal(store.get(small), payload(4096))
+    store.delete(small)
     check_usable(store, payload)
 
 
@@ -92,23 +132,16 @@ def test_where_calls_share_the_place_in_a_file_none_runs_while_it_grows(config, 
     check_usable(store, payload)
 
 
+@pytest.mark.parametrize("reserve", [{}, {"reserve": reserve_nothing()}], ids=["reserved", "zeros"])
 @pytest.mark.parametrize("most", [4097, 4096 + 512, 100_000, PIECE - 1])
-def test_short_transfers_are_carried_on(config, payload, most):
-    store = DiskStore(config, faulty_calls(write=at_most(most), read=at_most(most)))
+def test_short_transfers_are_carried_on(config, payload, most, reserve):
+    store = DiskStore(config, faulty_calls(write=at_most(most), read=at_most(most), **reserve))
     for nbytes in (100, 300_000, PIECE + 5):
         slot = store.put(payload(nbytes))
+        assert os.fstat(store.slab.file.fileno()).st_size == store.file_bytes
         assert np.array_equal(store.get(slot), payload(nbytes))
         store.delete(slot)
     check_usable(store, payload)
-
-
-@pytest.mark.parametrize("reserves", [True, False])
-def test_a_device_that_takes_nothing_is_named(config, payload, reserves):
-    store = DiskStore(config, faulty_calls(write=take_nothing, **{} if reserves else {"reserve": reserve_nothing()}))
-    with pytest.raises(StoreError, match="took 0 of"):
-        store.put(payload(5_000))
-    assert store.used_bytes == 0
-    store.close()
 
 
 @pytest.mark.parametrize("nbytes", [1_000, 3 * PIECE])
@@ -172,113 +205,6 @@ def test_a_store_that_is_being_read_closes_when_the_last_read_is_done(config, pa
     assert slab.file.closed
 
 
-@pytest.mark.parametrize("place", ["none", "file"])
-def test_a_directory_that_is_none_is_found_at_open(tmp_path, place):
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=place):
-        Disk(directory=str(tmp_path / place)).open()
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX permissions")
-def test_a_directory_without_permission_is_found_at_open(tmp_path):
-    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    user = os.geteuid()
-    if user == 0:
-        os.chown(tmp_path, 65534, 65534)
-        os.seteuid(65534)
-    try:
-        with pytest.raises(StoreError, match="may not be written to"):
-            Disk(directory=str(tmp_path)).open()
-    finally:
-        os.seteuid(user)
-        tmp_path.chmod(stat.S_IRWXU)
-
-
-def run(script: str, *arguments: str) -> str:
-    """Run a script in a fresh process and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, *arguments], capture_output=True, text=True, timeout=400
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_out_of_descriptors_is_named_and_passes(tmp_path):
-    script = """
-import resource, sys
-from tensorstash.errors import StoreError
-from tensorstash.stores import Disk
-stores = []
-resource.setrlimit(resource.RLIMIT_NOFILE, (40, 4096))
-try:
-    while True:
-        stores.append(Disk(directory=sys.argv[1]).open())
-except StoreError as error:
-    print(error)
-stores.pop().close()
-Disk(directory=sys.argv[1]).open().close()
-"""
-    assert "EMFILE" in run(script, str(tmp_path))
-
-
-def test_a_limit_on_file_size_is_a_full_store(tmp_path):
-    script = """
-import resource, sys
-import numpy as np
-from tensorstash.errors import StoreFullError
-from tensorstash.stores import Disk
-from tensorstash.stores.disk.store import DiskStore
-from tensorstash.stores.disk.syscalls import Syscalls
-resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, resource.RLIM_INFINITY))
-for preallocate in (True, False):
-    store, slots = DiskStore(Disk(directory=sys.argv[1]), Syscalls(preallocate=preallocate)), []
-    try:
-        while True:
-            slots.append(store.put(np.full(100_000, len(slots), np.uint8)))
-    except StoreFullError as error:
-        print(len(slots), error)
-    assert all((store.get(slot) == value).all() for value, slot in enumerate(slots))
-    store.delete(slots.pop())
-    slots.append(store.put(np.zeros(100_000, np.uint8)))
-"""
-    first, second = run(script, str(tmp_path)).splitlines()
-    assert first.startswith("10 ")
-    assert second.startswith("10 ")
-    assert "EFBIG" in first
-    assert "EFBIG" in second
-
-
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs the right to mount a file system")
-@pytest.mark.parametrize("preallocate", [True, False])
-def test_a_full_file_system_is_a_full_store(tmp_path, payload, preallocate):
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(tmp_path)], check=False).returncode:
-        pytest.skip("may not mount a file system")
-    try:
-        store = DiskStore(Disk(directory=str(tmp_path)), Syscalls(preallocate=preallocate))
-        slots = [store.put(payload(100_000, seed)) for seed in range(10)]
-        with pytest.raises(StoreFullError, match="ENOSPC"):
-            store.put(payload(100_000))
-        assert all(np.array_equal(store.get(slot), payload(100_000, seed)) for seed, slot in enumerate(slots))
-        store.delete(slots.pop())
-        assert np.array_equal(store.get(store.put(payload(100_000))), payload(100_000))
-        store.close()
-        assert os.statvfs(tmp_path).f_bfree == os.statvfs(tmp_path).f_blocks
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-def reserve_nothing(number=errno.EOPNOTSUPP):
-    """Reserve no blocks, as some file systems do."""
-
-    def behave(call, fd, start, length):
-        if call.__self__.preallocate:
-            os.pwrite(fd, bytes(5), start)  # as the C library may before it gives up
-            refuse(number)(call)
-        call(fd, start, length)
-
-    return behave
-
-
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL])
 def test_where_no_blocks_can_be_reserved_zeros_are_written_and_it_is_tried_once(config, payload, number):
     asked = []
@@ -336,48 +262,26 @@ def test_only_a_file_system_without_direct_transfers_is_written_to_without_them(
         assert Syscalls().enable_direct(file.fileno()) == 0
 
 
-@pytest.fixture
-def ext2(tmp_path):
-    """A mounted file system that has direct I/O and reserves no blocks."""
+@pytest.fixture(params=["tmpfs", "ext2"])
+def small(request, tmp_path):
+    """A mounted file system; ext2 has direct I/O and reserves no blocks."""
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("mkfs.ext2") is None:
         pytest.skip("needs mkfs.ext2 and the right to mount a file system")
     image, place = tmp_path / "image", tmp_path / "mounted"
     place.mkdir()
-    with open(image, "wb") as file:
-        file.truncate(24 * 2**20)
-    subprocess.run(["mkfs.ext2", "-q", "-F", str(image)], check=True)
-    mounted = subprocess.run(["mount", "-o", "loop", str(image), str(place)], capture_output=True, text=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "none"]
+    if request.param == "ext2":
+        with open(image, "wb") as file:
+            file.truncate(24 * 2**20)
+        subprocess.run(["mkfs.ext2", "-q", "-F", str(image)], check=True)
+        mount = ["mount", "-o", "loop", str(image)]
+    mounted = subprocess.run([*mount, str(place)], capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"may not mount a file system: {mounted.stderr.strip()}")
     try:
         yield place
     finally:
         subprocess.run(["umount", str(place)], check=True)
-
-
-def test_what_a_refused_reservation_took_is_given_back(config, payload):
-    def take_and_refuse(call, fd, start, length):
-        call(fd, start, length)
-        if start:
-            refuse(errno.ENOSPC)(call)
-
-    store = DiskStore(config, faulty_calls(reserve=take_and_refuse))
-    slot = store.put(payload(4096))
-    with pytest.raises(StoreFullError):
-        store.put(payload(PIECE))
-    slab = store.slab
-    assert os.fstat(slab.file.fileno()).st_size == store.file_bytes == 4096
-    assert np.array_equal(store.get(slot), payload(4096))
-    store.close()
-
-
-@pytest.mark.parametrize("method", ["available", "truncate"])
-def test_no_call_fails_without_a_name(config, payload, method):
-    store = DiskStore(config, faulty_calls(reserve=refuse(errno.ENOSPC), **{method: refuse(errno.EIO)}))
-    with pytest.raises(StoreError, match="EIO"):
-        store.put(payload(4096))
-    assert store.used_bytes == 0
-    store.close()
 
 
 @pytest.mark.parametrize("alignment", [0, 64, 4032])
@@ -390,61 +294,11 @@ def test_a_write_that_stops_in_the_copied_end_of_a_record_goes_on_from_there(tmp
     store.close()
 
 
-def test_an_interrupt_leaves_nothing_behind(config, payload):
-    def interrupt(call, *arguments):
-        raise KeyboardInterrupt
-
-    calls = faulty_calls(write=interrupt)
-    store = DiskStore(config, calls)
-    for nbytes in (1_000, 3 * PIECE):
-        with pytest.raises(KeyboardInterrupt):
-            store.put(payload(nbytes))
-    calls.board.lift()
-    check_usable(store, payload)
-
-
-def test_a_directory_that_is_removed_meanwhile_does_not_matter(tmp_path, payload):
-    directory = tmp_path / "scratch"
-    directory.mkdir()
-    store = Disk(directory=str(directory)).open()
-    slot = store.put(payload(PIECE))
-    directory.rmdir()
-    assert np.array_equal(store.get(slot), payload(PIECE))
-    store.delete(slot)
-    check_usable(store, payload)
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_zeros_that_do_not_fit_are_taken_back_and_named(config, payload, number):
-    calls = faulty_calls(reserve=reserve_nothing())
-    store = DiskStore(config, calls)
-    small = store.put(payload(4096))
-    before = store.file_bytes
-    calls.board.plant("write", refuse(number), at=3)
-    with pytest.raises(StoreError, match=errno.errorcode[number]):
-        store.put(payload(3 * PIECE))
-    slab = store.slab
-    assert os.fstat(slab.file.fileno()).st_size == store.file_bytes == before
-    calls.board.lift()
-    assert np.array_equal(store.get(small), payload(4096))
-    store.delete(small)
-    check_usable(store, payload)
-
-
-@pytest.mark.parametrize("most", [4097, 100_000])
-def test_zeros_are_written_on_after_a_short_write(config, payload, most):
-    store = DiskStore(config, faulty_calls(reserve=reserve_nothing(), write=at_most(most), read=at_most(most)))
-    slot = store.put(payload(PIECE + 5))
-    slab = store.slab
-    assert os.fstat(slab.file.fileno()).st_size == store.file_bytes
-    assert np.array_equal(store.get(slot), payload(PIECE + 5))
-    store.close()
-
-
+@pytest.mark.parametrize("preallocate", [True, False])
 @pytest.mark.parametrize("direct", [True, False])
-def test_a_file_system_that_reserves_no_blocks_is_used_to_its_end(ext2, payload, direct):
-    free = os.statvfs(ext2).f_bfree
-    store = Disk(directory=str(ext2), direct=direct).open()
+def test_a_file_system_is_used_to_its_end(small, payload, direct, preallocate):
+    free = os.statvfs(small).f_bfree
+    store = DiskStore(Disk(directory=str(small), direct=direct), Syscalls(preallocate=preallocate))
     if direct and not store.direct:
         pytest.skip("the file system has no direct I/O")
     slots = [store.put(payload(2**20 + 5, seed)) for seed in range(18)]
@@ -461,7 +315,7 @@ def test_a_file_system_that_reserves_no_blocks_is_used_to_its_end(ext2, payload,
     store.delete(slots.pop())
     assert np.array_equal(store.get(store.put(payload(2**20 + 5))), payload(2**20 + 5))
     store.close()
-    assert os.statvfs(ext2).f_bfree == free
+    assert os.statvfs(small).f_bfree == free
 
 
 @pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no direct I/O")

@@ -1,10 +1,7 @@
 """No file, directory or descriptor outlives its process, and processes in one directory do not meet."""
 
 import os
-import random
-import signal
 import stat
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +11,7 @@ import pytest
 
 from tensorstash.errors import StoreError
 from tensorstash.stores import Disk
+from tests.processes import Program, output_of, outputs_of
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals, modes and locks of POSIX")
 
@@ -34,22 +32,6 @@ def level(request, monkeypatch):
     return request.param
 
 
-def start(script: str, *arguments: object) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", OPEN + script, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen, said: str = "") -> str:
-    output, errors = process.communicate(said, timeout=400)
-    assert process.returncode == 0, errors
-    return output
-
-
 def entries(directory: Path) -> list[str]:
     return sorted(str(path) for path in directory.rglob("*"))
 
@@ -63,27 +45,6 @@ def test_the_file_has_no_name_and_is_private(tmp_path):
     assert not os.get_inheritable(store.slab.file.fileno())
     assert entries(tmp_path) == []
     store.close()
-
-
-def test_a_process_that_is_killed_at_any_moment_leaves_nothing(tmp_path, level):
-    script = """
-store = open_store()
-while True:
-    slots = [store.put(np.full(n, 7, np.uint8)) for n in (10, 5_000, 9_000_000)]
-    print(flush=True)
-    for slot in slots:
-        store.get(slot)
-        store.delete(slot)
-    print(flush=True)
-"""
-    moments = random.Random(0)
-    for _ in range(2):
-        process = start(script, tmp_path, level)
-        for _ in range(moments.randint(1, 9)):
-            assert process.stdout.readline() == "\n"
-        process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=400)
-        assert entries(tmp_path) == []
 
 
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="no file is ever unnamed here")
@@ -116,7 +77,7 @@ while killed == kill_at:
     assert os.listdir(sys.argv[1]) == []
 print(killed)
 """
-    assert int(finish(start(script, tmp_path, "unnamed"))) >= 1
+    assert int(output_of(OPEN + script, tmp_path, "unnamed")) >= 1
 
 
 def test_in_a_fork_a_store_is_closed_and_harms_nothing(tmp_path, level):
@@ -151,18 +112,7 @@ assert (store.get(doomed) == 4).all()
 store.put(np.zeros(10_000_000, np.uint8))
 assert (store.get(slot) == 3).all()
 """
-    finish(start(script, tmp_path, level))
-    assert entries(tmp_path) == []
-
-
-def test_a_store_that_nobody_closes_leaves_nothing_at_exit(tmp_path, level):
-    script = """
-store = open_store()
-store.put(np.full(9_000_000, 3, np.uint8))
-cycle = [store]
-cycle.append(cycle)
-"""
-    finish(start(script, tmp_path, level))
+    output_of(OPEN + script, tmp_path, level)
     assert entries(tmp_path) == []
 
 
@@ -188,9 +138,7 @@ for step in range(60):
     assert all((store.get(slot) == value).all() for slot in slots)
     store.close()
 """
-    processes = [start(script, tmp_path, level) for level in ("unlinked", "unlinked", "unnamed")]
-    for process in processes:
-        finish(process)
+    outputs_of(*(Program(OPEN + script, tmp_path, level) for level in ("unlinked", "unlinked", "unnamed")))
     assert entries(tmp_path) == []
 
 
