@@ -1,5 +1,7 @@
 """``recompute``, reentrant and built on hooks, in every position relative to ours."""
 
+from contextlib import nullcontext
+
 import paddle
 import pytest
 from paddle.distributed.fleet.utils import recompute
@@ -73,6 +75,20 @@ def test_several_blocks_one_after_the_other_and_inside_one_another(net, pair, re
     net[2].eval()
     assert train(True) == train(False)
     assert not pair.live
+
+
+def test_a_view_that_is_saved_in_a_recomputed_block_is_read_as_it_lies(pair):
+    def transposed(value):
+        return (value.t() * value.t()[:, 1:2]).exp() @ value
+
+    def gradient(hooks, function):
+        x = leaf(noise(3, 4))
+        with hooks:
+            function(x * 1.5).sum().backward()
+        return bits(x.grad)
+
+    expected = gradient(nullcontext(), transposed)
+    assert gradient(pair.hooks(), lambda value: recompute(transposed, value, use_reentrant=False)) == expected
 
 
 def test_recompute_on_another_thread_while_hooks_are_in_force(net, pair, in_a_thread):

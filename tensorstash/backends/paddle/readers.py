@@ -20,8 +20,8 @@ from tensorstash.backends.paddle.packed import Settings
 from tensorstash.backends.readers import listed
 from tensorstash.protocols import Demand
 
-_NEAR, _FAR = 24, 96
-"""Numbers of frames to look at; the second where the first were not enough."""
+_FRAMES = 24
+"""Number of frames to look at: an operator is some 14 above."""
 
 
 def reader() -> str | None:
@@ -37,17 +37,13 @@ def reader() -> str | None:
     process = _process()
     if process is None:
         return None
-    for depth in (_NEAR, _FAR):
-        array = (ctypes.c_void_p * depth)()
-        count = process.backtrace(array, depth)
-        for address in array[:count]:
-            name = _NAMED.get(address)
-            if name is None:
-                name = _NAMED[address] = _node_name(_symbol(process, address))
-            if name:
-                return name
-        if count < depth:
-            break
+    array = (ctypes.c_void_p * _FRAMES)()
+    for address in array[: process.backtrace(array, _FRAMES)]:
+        name = _NAMED.get(address)
+        if name is None:
+            name = _NAMED[address] = _node_name(_symbol(process, address))
+        if name:
+            return name
     return None
 
 
