@@ -117,11 +117,11 @@ class ByteBudget:
                 self._entries[entry] = nbytes
                 if used > self.peak:
                     self.peak = used
+                return lease
         except BaseException:
             if entry is not None:
                 self.returned(entry)  # the error may keep the lease alive
             raise
-        return lease
 
     def acquire(self, nbytes: int, *, timeout_s: float) -> Lease | None:
         """Wait until the bytes fit and take them; return None if they did not within ``timeout_s`` seconds."""
