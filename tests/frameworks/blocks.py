@@ -66,8 +66,8 @@ class Blocks:
         return self._model(list(map(made, blocks)) if made else blocks, call)
 
     def attributes(self, model):
-        """Return the names of all attributes of the modules."""
-        return [set(vars(part)) for _, part in self.lab.backend.named_modules(model)]
+        """Return the classes of the modules and the names of their attributes."""
+        return [(type(part), set(vars(part))) for _, part in self.lab.backend.named_modules(model)]
 
     def trained(self, model, x, steps=2, look=lambda: None):
         """Train; return the bits of every gradient, of the weights and of the random numbers that come next."""

@@ -224,23 +224,15 @@ class Search:
     seen: dict[tuple[str, str, str, str], list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
     skipped: list[str] = field(default_factory=list)
 
-    def errors(self) -> dict[str, dict[tuple[str, str], float]]:
-        """Return for each reader the error by codec and values: the root mean square over the elements read."""
-        errors: dict[str, dict[tuple[str, str], float]] = {}
-        for (reader, codec, values, _), group in sorted(self.seen.items()):
+    def worst(self) -> dict[str, dict[str, float]]:
+        """Return for each reader the largest error by codec: the root mean square over the elements read."""
+        worst: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(LOSSY, 0.0))
+        for (reader, codec, _, _), group in sorted(self.seen.items()):
             weight = sum(numel for _, numel in group)
             pooled = sqrt(sum(numel * min(error, 1) ** 2 for error, numel in group) / weight)
             pooled = inf if any(error == inf for error, _ in group) else pooled
-            found = errors.setdefault(reader, {})
-            found[codec, values] = max(found.get((codec, values), 0.0), pooled)
-        return errors
-
-    def worst(self) -> dict[str, dict[str, float]]:
-        """Return for each reader the largest error by codec."""
-        return {
-            reader: {codec: max((e for (c, _), e in errors.items() if c == codec), default=0.0) for codec in LOSSY}
-            for reader, errors in self.errors().items()
-        }
+            worst[reader][codec] = max(worst[reader][codec], pooled)
+        return worst
 
 
 def needs(errors: dict[str, float], bound: float = BOUND) -> Demand:
