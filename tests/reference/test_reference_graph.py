@@ -1,0 +1,121 @@
+"""The graph: what is saved, the walk back, and who owns what."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorstash.reference import Tensor, grad, no_grad, saved_tensors_hooks, tensor
+from tensorstash.testing.harness import reference_counting_only
+
+WORKERS = 4
+DEEPER_THAN_PYTHON, DEEPER_THAN_C = 2_000, 12_000
+"""Links that would exceed the limit of recursion, and links whose finalizers would exceed the stack."""
+
+
+def scalar(value: float) -> Tensor:
+    return tensor(value, "float64", requires_grad=True)
+
+
+def test_gradients_of_all_paths_and_of_repeated_backwards_add_up() -> None:
+    x = scalar(3.0)
+    y = x * x
+    z = y * x + y
+    z.backward(retain_graph=True)
+    assert x.grad.item() == 33.0
+    before = x.grad
+    z.backward()
+    assert x.grad.item() == 66.0
+    assert x.grad is before
+    nothing_saved = x + x
+    nothing_saved.backward()
+    nothing_saved.backward()
+    assert x.grad.item() == 70.0
+
+
+def test_an_unused_input_has_no_gradient() -> None:
+    a, b = scalar(2.0), scalar(3.0)
+    first, second = grad(a * a, [a, b])
+    assert (first.item(), second) == (4.0, None)
+
+
+def test_nodes_run_latest_recorded_first() -> None:
+    order = []
+    x = tensor([1.0], requires_grad=True)
+    ys = []
+    for name in "abc":
+        with saved_tensors_hooks(lambda t: t.detach(), lambda t, name=name: order.append(name) or t):
+            ys.append(x.exp())
+    (ys[1] + ys[0] + ys[2]).backward()
+    assert order == ["c", "b", "a"]
+
+
+def count_packs(function: Callable[[], Any]) -> list[tuple[int, ...]]:
+    seen = []
+
+    def pack(x: Tensor) -> Tensor:
+        seen.append(x.shape)
+        return x
+
+    with saved_tensors_hooks(pack, lambda x: x):
+        function()
+    return seen
+
+
+def test_what_a_formula_does_not_name_is_not_saved() -> None:
+    x, c = tensor([1.0, 1.0], requires_grad=True), tensor([1.0, 1.0])
+    assert count_packs(lambda: (x + x).sum().reshape(1, 1) * 2.0) == []
+    assert len(count_packs(lambda: x * c)) == 1
+    assert len(count_packs(lambda: x * x)) == 2
+    assert len(count_packs(lambda: x.exp())) == 1
+    assert count_packs(lambda: c * c) == []
+    with no_grad():
+        assert count_packs(lambda: x * x) == []
+
+
+def test_threads_accumulate_into_a_shared_leaf_without_loss() -> None:
+    x = tensor(np.zeros(1000), requires_grad=True)
+    together = threading.Barrier(WORKERS)
+
+    def accumulate(_: int) -> None:
+        together.wait(30)
+        for _ in range(100):
+            (x * 1.0).sum().backward()
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        list(pool.map(accumulate, range(WORKERS)))
+    assert set(x.grad.tolist()) == {100.0 * WORKERS}
+
+
+@pytest.mark.parametrize("link", ["operation", "view", "saved output", "packed"])
+def test_deep_chain_is_dropped_and_differentiated_without_deep_recursion(link: str) -> None:
+    steps: dict[str, Callable[[Tensor], Tensor]] = {
+        "operation": lambda y: y + 1.0,
+        "view": lambda y: y[:],
+        "saved output": lambda y: y.relu(),
+        "packed": lambda y: y.relu(),
+    }
+    x = tensor([1.0], requires_grad=True)
+
+    def chain(length: int) -> Tensor:
+        y = x
+        for _ in range(length):
+            y = steps[link](y)
+        return y
+
+    hooks = saved_tensors_hooks(lambda t: [t], lambda p: p[0]) if link == "packed" else nullcontext()
+    with reference_counting_only(), hooks:
+        y = chain(DEEPER_THAN_PYTHON)
+        y.backward()
+        assert x.grad.item() == 1.0
+        node = weakref.ref(x.node)
+        y = chain(DEEPER_THAN_C)
+        del y
+    assert node() is None
