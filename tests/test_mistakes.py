@@ -333,6 +333,11 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
         StoreError,
         r"'/no/such' does not exist; .*DiskSpill\(",
     ),
+    "a file in place of a directory": (
+        lambda: stash(ts.DiskSpill(__file__)),
+        StoreError,
+        r"is not a directory; pass one .*DiskSpill\(",
+    ),
     "a directory that nobody may write to": (
         lambda: stash("disk_spill:directory=/proc/self"),
         StoreError,
@@ -456,13 +461,6 @@ def test_a_directory_in_memory_is_a_warning_with_the_cure() -> None:
         stash(ts.DiskSpill("/dev/shm")),
     ):
         pass
-
-
-def test_a_file_in_place_of_a_directory_is_an_error_with_the_cure(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(StoreError, match=r"is not a directory; pass one .*DiskSpill\("):
-        stash(ts.DiskSpill(str(file)))
 
 
 def test_there_are_enough_of_them() -> None:

@@ -114,23 +114,6 @@ def test_lossy_policies_lose_nothing_where_everything_fits(lab):
     assert train(lab, stash)[1:] == train(lab, None)[1:]
 
 
-def test_retained_graphs_and_alternating_steps_train_under_a_budget(lab):
-    stash = ts.stash("recompute | disk_spill", budget=2 * ONE, framework=lab.name, min_bytes=0)
-    values = np.linspace(-1, 1, ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
-
-    def two_losses(stash: ts.Stash | None, rows: int) -> bytes:
-        leaf = lab.tensor(values[:rows], requires_grad=True)
-        with stash or nullcontext():
-            shared = lab.tanh(lab.exp(leaf))
-            first, second = lab.sum(lab.mul(shared, shared)), lab.sum(lab.exp(shared))
-        lab.backward(first, retain_graph=True)
-        lab.backward(second)
-        return lab.gradient(leaf).tobytes()
-
-    for rows in (64, 48, 64, 32, 48, 64):
-        assert two_losses(stash, rows) == two_losses(None, rows)
-
-
 @pytest.mark.parametrize("size", ["6", "6 parsecs", True, -1, 1.5, [], "auto "], ids=repr)
 def test_a_budget_that_is_none_is_refused_at_once(size):
     with pytest.raises(ConfigError, match=r"stash\.budget"):
