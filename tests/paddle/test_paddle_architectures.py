@@ -15,19 +15,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always tra
 class Attention(nn.Layer):
     """Hand-written, over views of one projection."""
 
-    def __init__(self, width, heads, split):
+    def __init__(self, width, heads):
         super().__init__()
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.heads, self.split = heads, split
+        self.heads = heads
 
     def forward(self, x):
         batch, length, width = x.shape
         size = width // self.heads
-        projected = self.qkv(x)
-        if self.split:
-            parts = [part.reshape([batch, length, self.heads, size]) for part in paddle.split(projected, 3, axis=-1)]
-        else:
-            parts = list(paddle.unbind(projected.reshape([batch, length, 3, self.heads, size]), axis=2))
+        parts = self.qkv(x).reshape([batch, length, 3, self.heads, size]).unbind(axis=2)
         q, k, v = (part.transpose([0, 2, 1, 3]) for part in parts)
         scores = (q @ k.transpose([0, 1, 3, 2])) * size**-0.5
         masked = paddle.where(paddle.tril(paddle.ones([length, length], "bool")), scores, paddle.full([], -1e9))
@@ -36,10 +32,10 @@ class Attention(nn.Layer):
 
 
 class Block(nn.Layer):
-    def __init__(self, width, heads, split):
+    def __init__(self, width, heads):
         super().__init__()
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads, split)
+        self.attention = Attention(width, heads)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate=True), nn.Linear(4 * width, width))
 
     def forward(self, x):
@@ -51,7 +47,7 @@ class GPT(nn.Layer):
     def __init__(self, vocabulary=61, width=32, heads=4):
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(32, width)
-        self.blocks = nn.LayerList([Block(width, heads, split) for split in (True, False)])
+        self.blocks = nn.LayerList([Block(width, heads) for _ in range(2)])
         self.norm = nn.LayerNorm(width)
 
     def forward(self, ids):

@@ -154,23 +154,6 @@ def test_nothing_more_is_packed_after_a_failure(backend):
     assert len(calls) == 1
 
 
-def test_a_failed_unpack_can_be_tried_again_on_a_retained_graph(backend):
-    failures = [OSError("once")]
-
-    def unpack(array):
-        if failures:
-            raise failures.pop()
-        return paddle.to_tensor(array)
-
-    x = leaf(noise(3))
-    with backend.hooks(copied, unpack):
-        loss = (x * x).sum()
-    with pytest.raises(OSError, match=r"^once$"):
-        loss.backward(retain_graph=True)
-    loss.backward()
-    assert bits(x.grad) == bits(x.detach() * 2)
-
-
 def test_an_exception_of_the_users_own_layer_is_left_alone(backend):
     with backend.hooks(same, same):
         y = layer(lambda x: (x * 2, []), raising(KeyError))(leaf([1.0]))

@@ -119,20 +119,6 @@ def test_a_packed_tuple_or_list_is_opaque(backend):
     assert given == [tuple, list]
 
 
-@pytest.mark.parametrize("needs_grad", [True, False])
-def test_stop_gradient_comes_back(pair, needs_grad):
-    seen = []
-
-    def backward(grad, x):
-        seen.append(x.stop_gradient)
-        return grad if needs_grad else None, grad
-
-    with pair.hooks():
-        y = layer(lambda x, other: (x * other, [x]), backward)(leaf(noise(2), needs_grad) * 1.0, leaf([1.0, 2.0]))
-    y.sum().backward()
-    assert seen == [not needs_grad]
-
-
 def of_outputs(of_y, of_z, y, z, x, again):
     assert [one.stop_gradient for one in (y, z, x)] == [False] * 3
     return of_y * (1 - y * again) + of_z * z

@@ -54,22 +54,6 @@ def swiglu():
     return Squared(nn.Linear(16, 16), SwiGLU(), SwiGLU()), [paddle.randn([4, 6, 16])]
 
 
-class Residual(nn.Layer):
-    def __init__(self, inner, width):
-        super().__init__()
-        self.first, self.second = nn.Conv2D(inner, width, 3, padding=1), nn.Conv2D(width, width, 3, padding=1)
-        self.norms = nn.LayerList([nn.BatchNorm2D(width) for _ in range(3)])
-        self.short = nn.Conv2D(inner, width, 1)
-
-    def forward(self, x):
-        y = F.relu(self.norms[0](self.first(x)))
-        return F.relu(self.norms[1](self.second(y)) + self.norms[2](self.short(x)))
-
-
-def convnet():
-    return Squared(Residual(3, 8), Residual(8, 8), nn.AdaptiveAvgPool2D(1)), [paddle.randn([2, 3, 8, 8])]
-
-
 def mlp():
     # Settings that differ where all else is the same.
     layers = []
@@ -78,7 +62,7 @@ def mlp():
     return Squared(*layers, nn.Linear(24, 4)), [paddle.randn([8, 24])]
 
 
-BUILT = {**MODELS, "swiglu": swiglu, "mlp": mlp, "convnet": convnet}
+BUILT = {**MODELS, "swiglu": swiglu, "mlp": mlp}
 
 
 @pytest.mark.parametrize("name", BUILT)

@@ -126,7 +126,7 @@ def run(
         views.append(view(paddle.assign(leaf)))
     paddle.seed(1234)
     with scope or nullcontext():
-        returned = list(_tensors(row.run(views)))
+        returned = [one for one in paddle.utils.flatten(row.run(views)) if isinstance(one, Tensor)]
     look(returned)
     outputs = [bits(one) for one in returned]
     inputs = [bits(one) for one in views]
@@ -192,11 +192,3 @@ _LAID_OUT: dict[str, Callable[[Values], tuple[Values, View]]] = {
 
 def _emptied(shape: tuple[int, ...], first: int) -> tuple[int, ...]:
     return (0, *shape[1:]) if shape and shape[0] == first else shape
-
-
-def _tensors(returned: Any) -> Iterator[Tensor]:
-    if isinstance(returned, Tensor):
-        yield returned
-    elif isinstance(returned, (tuple, list)):
-        for item in returned:
-            yield from _tensors(item)
