@@ -58,7 +58,18 @@ class GPT(nn.Layer):
         return nn.functional.cross_entropy(logits[:, :-1].reshape([-1, 61]), ids[:, 1:].reshape([-1]))
 
 
-class Pooled(nn.Layer):
+class Loss(nn.Layer):
+    """The loss of what a layer returns: the mean of squares, if nothing else is said."""
+
+    def __init__(self, net, loss=lambda y: y.square().mean()):
+        super().__init__()
+        self.net, self.loss = net, loss
+
+    def forward(self, x):
+        return self.loss(self.net(x))
+
+
+class Recurrent(nn.Layer):
     """An LSTM and a GRU over one sequence."""
 
     def __init__(self):
@@ -66,8 +77,7 @@ class Pooled(nn.Layer):
         self.first, self.second = nn.LSTM(8, 16, num_layers=2, direction="bidirect"), nn.GRU(32, 8)
 
     def forward(self, x):
-        out, _ = self.second(self.first(x)[0])
-        return (out * out).mean()
+        return self.second(self.first(x)[0])[0]
 
 
 def gpt():
@@ -75,36 +85,17 @@ def gpt():
 
 
 def resnet():
+    labels = paddle.to_tensor([1, 0, 9, 4])
     net = paddle.vision.models.resnet18(num_classes=10)
-    images, labels = paddle.randn([4, 3, 32, 32]), paddle.to_tensor([1, 0, 9, 4])
-
-    class Classifier(nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.net = net
-
-        def forward(self, images):
-            return nn.functional.cross_entropy(self.net(images), labels)
-
-    return Classifier(), [images]
+    return Loss(net, lambda y: nn.functional.cross_entropy(y, labels)), [paddle.randn([4, 3, 32, 32])]
 
 
 def lstm():
-    return Pooled(), [paddle.randn([3, 7, 8])]
+    return Loss(Recurrent()), [paddle.randn([3, 7, 8])]
 
 
 def encoder():
-    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.1)
-
-    class Summed(nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            return (self.layer(x) ** 2).mean()
-
-    return Summed(), [paddle.randn([2, 6, 16])]
+    return Loss(nn.TransformerEncoderLayer(16, 4, 32, dropout=0.1)), [paddle.randn([2, 6, 16])]
 
 
 MODELS = {"gpt": gpt, "resnet18": resnet, "lstm": lstm, "encoder": encoder}
