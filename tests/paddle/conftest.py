@@ -11,7 +11,7 @@ os.environ.setdefault("GLOG_minloglevel", "3")
 import paddle
 import pytest
 from paddle.base import core
-from paddle_cases import alive, leaf
+from paddle_cases import alive, hooked, leaf
 
 from tensorstash.backends.paddle.backend import PaddleBackend
 from tensorstash.testing.harness import reference_counting_only
@@ -74,14 +74,10 @@ def paddle_is_left_as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
     recording = paddle.is_grad_enabled()
     paddle.set_grad_enabled(True)
     paddle.base.framework._dygraph_tracer()._has_grad = True
-    try:
-        core.eager.register_saved_tensors_hooks(_nothing, _nothing)
-        hooked = False
-    except ValueError:
-        hooked = True
+    is_hooked = hooked()
     core.eager.reset_saved_tensors_hooks()
     assert recording, "gradient recording was left off"
-    assert not hooked, "a pair of hooks was left in force"
+    assert not is_hooked, "a pair of hooks was left in force"
     assert not left, f"{left} scopes are still alive, or something that was packed in them"
 
 
@@ -97,7 +93,3 @@ def _free_young() -> None:
     with paddle.enable_grad():
         paddle.grad(x * 1.0, x)
     gc.collect()
-
-
-def _nothing(value: Any) -> Any:
-    return value
