@@ -23,11 +23,11 @@ def without_stride_kernels():
 @pytest.mark.filterwarnings("ignore:nothing was stashed:tensorstash.TensorStashWarning")  # offload, on the host
 @pytest.mark.parametrize("program", [attention, training])
 def test_training_is_bitwise_as_without_hooks(without_stride_kernels, tmp_path, program):
-    expected = program(LAB, "cpu")
-    for name, policy in lossless_policies(str(tmp_path)).items():
+    expected = program(LAB)
+    for name, policy in lossless_policies(tmp_path).items():
         for enter in (lambda scope: scope, settled):
             scope = ts.stash(policy, min_bytes=0, framework="paddle")
-            got = program(LAB, "cpu", scope=lambda enter=enter, scope=scope: enter(scope))
+            got = program(LAB, scope=lambda enter=enter, scope=scope: enter(scope))
             assert_same_arrays(got, expected, f"{name} with {enter}")
 
 
