@@ -11,9 +11,10 @@ os.environ.setdefault("GLOG_minloglevel", "3")
 import paddle
 import pytest
 from paddle.base import core
-from paddle_cases import alive
+from paddle_cases import alive, hooked, leaf
 
 from tensorstash.backends.paddle.backend import PaddleBackend
+from tensorstash.testing.harness import reference_counting_only
 from tests.frameworks.copying import CopyingPair
 
 
@@ -41,17 +42,17 @@ def in_a_thread() -> Callable[[Callable[[], Any]], Any]:
 @pytest.fixture
 def counting_only() -> Iterator[None]:
     """Switch the cyclic garbage collector off: what is freed is freed by reference counting."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+    with reference_counting_only():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
 def paddle_is_found_as_it_is_left() -> None:
     """Free what failed steps of other files have left with Paddle, and what was set aside with it."""
     if alive():
-        _free_all()
+        gc.unfreeze()
+        _free_young()
+        gc.freeze()
 
 
 @pytest.fixture
@@ -73,43 +74,22 @@ def paddle_is_left_as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
     recording = paddle.is_grad_enabled()
     paddle.set_grad_enabled(True)
     paddle.base.framework._dygraph_tracer()._has_grad = True
-    try:
-        core.eager.register_saved_tensors_hooks(_nothing, _nothing)
-        hooked = False
-    except ValueError:
-        hooked = True
+    is_hooked = hooked()
     core.eager.reset_saved_tensors_hooks()
     assert recording, "gradient recording was left off"
-    assert not hooked, "a pair of hooks was left in force"
+    assert not is_hooked, "a pair of hooks was left in force"
     assert not left, f"{left} scopes are still alive, or something that was packed in them"
 
 
 def _save_something() -> None:
     """Save a tensor: where threads were at work, that is when the hooks of the last one go."""
-    x = paddle.ones([1])
-    x.stop_gradient = False
     with paddle.enable_grad():
-        paddle.exp(x)
+        paddle.exp(leaf([1.0]))
 
 
 def _free_young() -> None:
-    _flush()
-    gc.collect()
-
-
-def _free_all() -> None:
-    gc.unfreeze()
-    _free_young()
-    gc.freeze()
-
-
-def _flush() -> None:
-    """Derive something: Paddle holds the graph of a ``paddle.grad`` that has failed until the next one."""
-    x = paddle.ones([1])
-    x.stop_gradient = False
+    """Collect garbage, and derive something: Paddle holds the graph of a ``paddle.grad`` that failed until the next."""
+    x = leaf([1.0])
     with paddle.enable_grad():
         paddle.grad(x * 1.0, x)
-
-
-def _nothing(value: Any) -> Any:
-    return value
+    gc.collect()

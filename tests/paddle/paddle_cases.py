@@ -28,6 +28,16 @@ def alive() -> int:
     return sum(type(each) in (Scope, Unhooked) for each in gc.get_objects())
 
 
+def hooked() -> bool:
+    """Whether Paddle has a pair of hooks, of whomever."""
+    try:
+        core.eager.register_saved_tensors_hooks(bits, bits)
+    except ValueError:
+        return True
+    core.eager.reset_saved_tensors_hooks()
+    return False
+
+
 def allocated() -> int:
     """Bytes that Paddle's own allocator has given out."""
     return int(core.host_memory_stat_current_value("Allocated", 0))

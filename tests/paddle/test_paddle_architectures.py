@@ -15,19 +15,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:When training, we now always tra
 class Attention(nn.Layer):
     """Hand-written, over views of one projection."""
 
-    def __init__(self, width, heads, split):
+    def __init__(self, width, heads):
         super().__init__()
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.heads, self.split = heads, split
+        self.heads = heads
 
     def forward(self, x):
         batch, length, width = x.shape
         size = width // self.heads
-        projected = self.qkv(x)
-        if self.split:
-            parts = [part.reshape([batch, length, self.heads, size]) for part in paddle.split(projected, 3, axis=-1)]
-        else:
-            parts = list(paddle.unbind(projected.reshape([batch, length, 3, self.heads, size]), axis=2))
+        parts = self.qkv(x).reshape([batch, length, 3, self.heads, size]).unbind(axis=2)
         q, k, v = (part.transpose([0, 2, 1, 3]) for part in parts)
         scores = (q @ k.transpose([0, 1, 3, 2])) * size**-0.5
         masked = paddle.where(paddle.tril(paddle.ones([length, length], "bool")), scores, paddle.full([], -1e9))
@@ -36,10 +32,10 @@ class Attention(nn.Layer):
 
 
 class Block(nn.Layer):
-    def __init__(self, width, heads, split):
+    def __init__(self, width, heads):
         super().__init__()
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads, split)
+        self.attention = Attention(width, heads)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate=True), nn.Linear(4 * width, width))
 
     def forward(self, x):
@@ -51,7 +47,7 @@ class GPT(nn.Layer):
     def __init__(self, vocabulary=61, width=32, heads=4):
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(32, width)
-        self.blocks = nn.LayerList([Block(width, heads, split) for split in (True, False)])
+        self.blocks = nn.LayerList([Block(width, heads) for _ in range(2)])
         self.norm = nn.LayerNorm(width)
 
     def forward(self, ids):
@@ -62,7 +58,18 @@ class GPT(nn.Layer):
         return nn.functional.cross_entropy(logits[:, :-1].reshape([-1, 61]), ids[:, 1:].reshape([-1]))
 
 
-class Pooled(nn.Layer):
+class Loss(nn.Layer):
+    """The loss of what a layer returns: the mean of squares, if nothing else is said."""
+
+    def __init__(self, net, loss=lambda y: y.square().mean()):
+        super().__init__()
+        self.net, self.loss = net, loss
+
+    def forward(self, x):
+        return self.loss(self.net(x))
+
+
+class Recurrent(nn.Layer):
     """An LSTM and a GRU over one sequence."""
 
     def __init__(self):
@@ -70,8 +77,7 @@ class Pooled(nn.Layer):
         self.first, self.second = nn.LSTM(8, 16, num_layers=2, direction="bidirect"), nn.GRU(32, 8)
 
     def forward(self, x):
-        out, _ = self.second(self.first(x)[0])
-        return (out * out).mean()
+        return self.second(self.first(x)[0])[0]
 
 
 def gpt():
@@ -79,36 +85,17 @@ def gpt():
 
 
 def resnet():
+    labels = paddle.to_tensor([1, 0, 9, 4])
     net = paddle.vision.models.resnet18(num_classes=10)
-    images, labels = paddle.randn([4, 3, 32, 32]), paddle.to_tensor([1, 0, 9, 4])
-
-    class Classifier(nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.net = net
-
-        def forward(self, images):
-            return nn.functional.cross_entropy(self.net(images), labels)
-
-    return Classifier(), [images]
+    return Loss(net, lambda y: nn.functional.cross_entropy(y, labels)), [paddle.randn([4, 3, 32, 32])]
 
 
 def lstm():
-    return Pooled(), [paddle.randn([3, 7, 8])]
+    return Loss(Recurrent()), [paddle.randn([3, 7, 8])]
 
 
 def encoder():
-    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.1)
-
-    class Summed(nn.Layer):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            return (self.layer(x) ** 2).mean()
-
-    return Summed(), [paddle.randn([2, 6, 16])]
+    return Loss(nn.TransformerEncoderLayer(16, 4, 32, dropout=0.1)), [paddle.randn([2, 6, 16])]
 
 
 MODELS = {"gpt": gpt, "resnet18": resnet, "lstm": lstm, "encoder": encoder}

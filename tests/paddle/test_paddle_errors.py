@@ -1,9 +1,10 @@
 """What a hook raises reaches the user as it was raised, and the next step works."""
 
+import numpy as np
 import paddle
 import pytest
 from paddle.autograd import saved_tensors_hooks
-from paddle_cases import bits, layer, leaf, noise
+from paddle_cases import gradients, layer, leaf, noise
 
 from tensorstash.errors import StashError
 
@@ -154,23 +155,6 @@ def test_nothing_more_is_packed_after_a_failure(backend):
     assert len(calls) == 1
 
 
-def test_a_failed_unpack_can_be_tried_again_on_a_retained_graph(backend):
-    failures = [OSError("once")]
-
-    def unpack(array):
-        if failures:
-            raise failures.pop()
-        return paddle.to_tensor(array)
-
-    x = leaf(noise(3))
-    with backend.hooks(copied, unpack):
-        loss = (x * x).sum()
-    with pytest.raises(OSError, match=r"^once$"):
-        loss.backward(retain_graph=True)
-    loss.backward()
-    assert bits(x.grad) == bits(x.detach() * 2)
-
-
 def test_an_exception_of_the_users_own_layer_is_left_alone(backend):
     with backend.hooks(same, same):
         y = layer(lambda x: (x * 2, []), raising(KeyError))(leaf([1.0]))
@@ -180,15 +164,9 @@ def test_an_exception_of_the_users_own_layer_is_left_alone(backend):
 
 
 def test_a_tensor_that_needs_grad_and_a_slice_of_a_larger_one_are_fine(backend):
-    x, plain = leaf(noise(4, 6)), leaf(noise(4, 6))
-
     def unpack(array):
-        larger = paddle.concat([paddle.zeros_like(paddle.to_tensor(array)), paddle.to_tensor(array)])
-        larger.stop_gradient = False
+        larger = leaf(np.concatenate([np.zeros_like(array), array]))
         return larger[4:]
 
-    with backend.hooks(copied, unpack):
-        y = paddle.exp(x)
-    y.sum().backward()
-    paddle.exp(plain).sum().backward()
-    assert bits(x.grad) == bits(plain.grad)
+    expected = gradients(paddle.exp, [noise(4, 6)])
+    assert gradients(paddle.exp, [noise(4, 6)], backend.hooks(copied, unpack)) == expected

@@ -50,7 +50,7 @@ def expected_gradient(first, second):
 def test_a_buffer_that_is_refilled_between_two_saves_is_two_contents(tmp_path, limits, write, made):
     first, second = noise(64, seed=1), noise(64, seed=2)
     captured, live = expected_gradient(first, second), expected_gradient(second, second)
-    for name, policy in lossless_policies(str(tmp_path)).items():
+    for name, policy in lossless_policies(tmp_path).items():
         if name in ("keep", "cpu_offload"):
             continue  # what stays where it is is read when backward asks for it, as without hooks
         x, buffer = leaf(noise(64)), made(first)
@@ -72,7 +72,7 @@ def test_a_buffer_that_is_refilled_between_two_saves_is_two_contents(tmp_path, l
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
 def test_a_staging_buffer_may_be_refilled_while_an_older_loss_lives(tmp_path, limits, write):
     values = [noise(64, seed=seed) for seed in range(4)]
-    for name, policy in lossless_policies(str(tmp_path)).items():
+    for name, policy in lossless_policies(tmp_path).items():
         stash = ts.stash(policy, min_bytes=0, limits=limits, framework="paddle")
         buffer, losses = paddle.to_tensor(values[0]), []
         for batch in values:
@@ -115,7 +115,7 @@ def test_batch_norm_that_trains_and_then_evaluates_in_one_graph(tmp_path, limits
         return bits(x.grad), bits(norm.weight.grad), bits(norm.state_dict()["_mean"])
 
     expected = gradient(nullcontext())
-    for name, policy in lossless_policies(str(tmp_path)).items():
+    for name, policy in lossless_policies(tmp_path).items():
         scope = ts.stash(policy, min_bytes=0, limits=limits, framework="paddle")
         assert gradient(scope) == expected, name
 

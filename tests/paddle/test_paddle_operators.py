@@ -72,7 +72,7 @@ def test_no_other_kernel_than_those_of_guarded_operations_writes_into_what_it_un
     known = [case for case in cases if case.row.startswith(WRITING) and case.layout == "contiguous"]
     other = [case for case in cases if case not in known]
     tried = [*outcomes("jobs.writers", known), *outcomes("jobs.writers", other, None if WHOLE else 3)]
-    wrote = {node for _, outcome in tried for node, _ in outcome.get("wrote", ())}
+    wrote = {node for _, outcome in tried for node in outcome.get("wrote", ())}
     assert wrote == {"CrossEntropyWithSoftmaxGradNode"}
     assert wrote <= {"".join(word.capitalize() for word in name.split("_")) + "GradNode" for name in WRITERS}
 

@@ -13,7 +13,7 @@ from paddle.nn import functional as F  # noqa: N812
 from paddle_cases import allocated, bits, leaf, noise
 from paddle_operators.cases import every_case
 from paddle_operators.driving import outcomes
-from test_paddle_architectures import MODELS, prepared
+from test_paddle_architectures import MODELS, Loss, prepared
 
 import tensorstash as ts
 from tensorstash.backends.paddle.nodes import node_of
@@ -30,15 +30,6 @@ def stash(policy=None):
     return ts.stash(policy or ts.Recompute(), framework="paddle", min_bytes=1)
 
 
-class Squared(nn.Layer):
-    def __init__(self, *layers):
-        super().__init__()
-        self.layers = nn.Sequential(*layers)
-
-    def forward(self, x):
-        return (self.layers(x) ** 2).mean()
-
-
 class SwiGLU(nn.Layer):
     def __init__(self, width=16, inner=40):
         super().__init__()
@@ -51,23 +42,7 @@ class SwiGLU(nn.Layer):
 
 
 def swiglu():
-    return Squared(nn.Linear(16, 16), SwiGLU(), SwiGLU()), [paddle.randn([4, 6, 16])]
-
-
-class Residual(nn.Layer):
-    def __init__(self, inner, width):
-        super().__init__()
-        self.first, self.second = nn.Conv2D(inner, width, 3, padding=1), nn.Conv2D(width, width, 3, padding=1)
-        self.norms = nn.LayerList([nn.BatchNorm2D(width) for _ in range(3)])
-        self.short = nn.Conv2D(inner, width, 1)
-
-    def forward(self, x):
-        y = F.relu(self.norms[0](self.first(x)))
-        return F.relu(self.norms[1](self.second(y)) + self.norms[2](self.short(x)))
-
-
-def convnet():
-    return Squared(Residual(3, 8), Residual(8, 8), nn.AdaptiveAvgPool2D(1)), [paddle.randn([2, 3, 8, 8])]
+    return Loss(nn.Sequential(nn.Linear(16, 16), SwiGLU(), SwiGLU())), [paddle.randn([4, 6, 16])]
 
 
 def mlp():
@@ -75,10 +50,10 @@ def mlp():
     layers = []
     for approximate, eps in ((False, 1e-5), (True, 1e-3), (False, 1e-3), (True, 1e-5)):
         layers += [nn.Linear(24, 24), nn.LayerNorm(24, epsilon=eps), nn.Linear(24, 24), nn.GELU(approximate)]
-    return Squared(*layers, nn.Linear(24, 4)), [paddle.randn([8, 24])]
+    return Loss(nn.Sequential(*layers, nn.Linear(24, 4))), [paddle.randn([8, 24])]
 
 
-BUILT = {**MODELS, "swiglu": swiglu, "mlp": mlp, "convnet": convnet}
+BUILT = {**MODELS, "swiglu": swiglu, "mlp": mlp}
 
 
 @pytest.mark.parametrize("name", BUILT)

@@ -1,6 +1,6 @@
 """``recompute``, reentrant and built on hooks, in every position relative to ours."""
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 
 import paddle
 import pytest
@@ -26,19 +26,15 @@ def run(net, position, scope, recomputed):
         with scope():
             return net(value)
 
-    if position == "around forward":
-        with scope():
-            y = recomputed(net, inner)
+    with ExitStack() as scopes:
+        if position in ("around forward", "around both"):
+            scopes.enter_context(scope())
+        y = recomputed(inside if position == "inside" else net, inner)
+        if position == "around forward":
+            scopes.close()
+        if position == "around backward":
+            scopes.enter_context(scope())
         y.sum().backward()
-    elif position == "around both":
-        with scope():
-            recomputed(net, inner).sum().backward()
-    elif position == "around backward":
-        y = recomputed(net, inner)
-        with scope():
-            y.sum().backward()
-    else:
-        recomputed(inside, inner).sum().backward()
     return [bits(x.grad), *(bits(parameter.grad) for parameter in net.parameters())]
 
 
@@ -61,19 +57,16 @@ def test_several_blocks_one_after_the_other_and_inside_one_another(net, pair, re
     def nested(value):
         return recompute(net, recompute(net, value, use_reentrant=True), use_reentrant=reentrant)
 
-    def train(hooked):
-        paddle.seed(5)
+    def train(scope, once, twice):
         x = leaf(noise(3, 4))
-        if hooked:
-            with pair.hooks():
-                y = paddle.exp(recompute(net, paddle.tanh(x), use_reentrant=reentrant)) * nested(x)
-        else:
-            y = paddle.exp(net(paddle.tanh(x))) * net(net(x))
+        with scope:
+            y = paddle.exp(once(paddle.tanh(x))) * twice(x)
         y.sum().backward()
         return bits(x.grad)
 
     net[2].eval()
-    assert train(True) == train(False)
+    plain = train(nullcontext(), net, lambda value: net(net(value)))
+    assert train(pair.hooks(), lambda value: recompute(net, value, use_reentrant=reentrant), nested) == plain
     assert not pair.live
 
 

@@ -126,7 +126,7 @@ def run(
         views.append(view(paddle.assign(leaf)))
     paddle.seed(1234)
     with scope or nullcontext():
-        returned = list(_tensors(row.run(views)))
+        returned = [one for one in paddle.utils.flatten(row.run(views)) if isinstance(one, Tensor)]
     look(returned)
     outputs = [bits(one) for one in returned]
     inputs = [bits(one) for one in views]
@@ -149,7 +149,7 @@ def _weights(tensor: Tensor) -> Tensor:
 
 
 def _leaf_and_view(values: Values, one: Input, case: Case) -> tuple[Tensor, View]:
-    base, view = _LAID_OUT.get(case.layout, _contiguous)(values)
+    base, view = _laid_out(values, case.layout)
     tensor = paddle.to_tensor(np.ascontiguousarray(base).reshape(base.shape))
     if case.dtype == "bfloat16" and one.kind in "xc":
         tensor = tensor.astype("bfloat16").detach()
@@ -157,46 +157,20 @@ def _leaf_and_view(values: Values, one: Input, case: Case) -> tuple[Tensor, View
     return tensor, view
 
 
-def _contiguous(values: Values) -> tuple[Values, View]:
+def _laid_out(values: Values, layout: str) -> tuple[Values, View]:
+    rank = values.ndim
+    if layout == "transposed" and rank > 1:
+        order = [*range(rank - 2), rank - 1, rank - 2]
+        return values.transpose(order), lambda tensor: tensor.transpose(order)
+    if layout == "sliced" and rank:
+        return np.pad(values, 1, "edge"), lambda tensor: tensor[(slice(1, -1),) * rank]
+    if layout == "reversed" and rank:
+        back = (slice(None, None, -1),) * rank
+        return values[back], lambda tensor: tensor[back]
+    if layout == "expanded" and rank:
+        return values[:1], lambda tensor: tensor.expand(list(values.shape))
     return values, lambda tensor: tensor
-
-
-def _transposed(values: Values) -> tuple[Values, View]:
-    if values.ndim < 2:
-        return _contiguous(values)
-    order = [*range(values.ndim - 2), values.ndim - 1, values.ndim - 2]
-    return values.transpose(order), lambda tensor: tensor.transpose(order)
-
-
-def _sliced(values: Values) -> tuple[Values, View]:
-    inner = (slice(1, -1),) * values.ndim
-    return np.pad(values, 1, "edge"), lambda tensor: tensor[inner] if inner else tensor
-
-
-def _reversed(values: Values) -> tuple[Values, View]:
-    back = (slice(None, None, -1),) * values.ndim
-    return values[back], lambda tensor: tensor[back] if back else tensor
-
-
-def _expanded(values: Values) -> tuple[Values, View]:
-    return values[:1] if values.ndim else values, lambda tensor: tensor.expand(list(values.shape))
-
-
-_LAID_OUT: dict[str, Callable[[Values], tuple[Values, View]]] = {
-    "transposed": _transposed,
-    "sliced": _sliced,
-    "reversed": _reversed,
-    "expanded": _expanded,
-}
 
 
 def _emptied(shape: tuple[int, ...], first: int) -> tuple[int, ...]:
     return (0, *shape[1:]) if shape and shape[0] == first else shape
-
-
-def _tensors(returned: Any) -> Iterator[Tensor]:
-    if isinstance(returned, Tensor):
-        yield returned
-    elif isinstance(returned, (tuple, list)):
-        for item in returned:
-            yield from _tensors(item)

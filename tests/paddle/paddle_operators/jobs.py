@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -92,37 +91,33 @@ def said(error: BaseException) -> str:
 
 
 def writers(case: Case) -> dict[str, Any]:
-    """Which nodes write into what they unpack, each time into a private copy: node, and which of what it saved."""
+    """Which nodes write into what they unpack, each time into a private copy."""
     backend = PaddleBackend()
-    given: list[tuple[str, int, Any, bytes]] = []
-    saved: Counter[str] = Counter()
+    given: list[tuple[str, Any, bytes]] = []
 
     def pack(tensor: Any) -> Any:
-        name = reader() or "unknown"
-        saved[name] += 1
         if backend.keep_reason(tensor) in ("no real memory", "no elements", "dtype"):
             return tensor.detach()
         spec = backend.spec(tensor)
-        return name, saved[name], backend.to_host(tensor, spec).copy(), spec
+        return reader() or "unknown", backend.to_host(tensor, spec).copy(), spec
 
     def unpack(packed: Any) -> Any:
         if not isinstance(packed, tuple):
             return packed
-        name, slot, data, spec = packed
+        name, data, spec = packed
         memory = aligned_empty(data.nbytes, spec.alignment)
         memory[:] = as_bytes(data)
         private = memory.view(data.dtype).reshape(data.shape)
-        given.append((name, slot, private, data.tobytes()))
+        given.append((name, private, data.tobytes()))
         return backend.from_host(private, spec)
 
     try:
-        ran = run(case, backend.hooks(pack, unpack, trusted=True))
+        run(case, backend.hooks(pack, unpack, trusted=True))
     except Exception as error:
         return {"excluded": said(error)}
     finally:
         _restore()
-    written = sorted({(name, slot) for name, slot, private, before in given if private.tobytes() != before})
-    return {"wrote": written, "unpacked": len(given), "changed": ran.changed, "nodes": dict(saved)}
+    return {"wrote": sorted({name for name, private, before in given if private.tobytes() != before})}
 
 
 def edges(case: Case) -> dict[str, list[str]]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,61 +27,46 @@ FEW = 0.25
 """Which part of the values is near an edge, where that is tried."""
 
 
-def _plain(one: Input, random: np.random.RandomState, dtype: str) -> Values:
-    return one.values(random, dtype)
+def _plain(one: Input, values: Values, random: np.random.RandomState) -> Values:
+    return values
 
 
-def _at_edges(one: Input, random: np.random.RandomState, dtype: str) -> Values:
+def _at_edges(one: Input, values: Values, random: np.random.RandomState) -> Values:
     """A few of the values at all distances from where the operator's domain ends."""
-    drawn = one.values(random, dtype)
-    if not _is_free(one):
-        return drawn
-    low, high = one.edges or (one.low, one.high)
-    distance = 10 ** random.uniform(-6, -1, drawn.shape) * (high - low)
-    near = np.where(random.rand(*drawn.shape) < 0.5, low + distance, high - distance)
-    return np.where(random.rand(*drawn.shape) < FEW, near, drawn).astype(dtype)
+    low, high = one.domain
+    distance = 10 ** random.uniform(-6, -1, values.shape) * (high - low)
+    near = np.where(random.rand(*values.shape) < 0.5, low + distance, high - distance)
+    return np.where(random.rand(*values.shape) < FEW, near, values)
 
 
-def _scaled(axes: slice) -> Callable[[Input, np.random.RandomState, str], Values]:
+def _scaled(axes: slice, one: Input, values: Values, random: np.random.RandomState) -> Values:
     """Values of very different magnitude along some axes, as of tokens or channels.
 
     Only where what is of one magnitude is a group of ``Quantize`` at least: that small values beside large ones are
     lost is no matter of the operator.
     """
-
-    def made(one: Input, random: np.random.RandomState, dtype: str) -> Values:
-        drawn = one.values(random, dtype)
-        low, high = one.edges or (one.low, one.high)
-        scaled = range(drawn.ndim)[axes]
-        if not _is_free(one) or not low <= 0 < high or not scaled or math.prod(drawn.shape[scaled.stop :]) < GROUP:
-            return drawn
-        sizes = [size if axis in scaled else 1 for axis, size in enumerate(drawn.shape)]
-        return (drawn * 10 ** random.uniform(-2.5, 0, sizes)).astype(dtype)
-
-    return made
+    low, high = one.domain
+    scaled = range(values.ndim)[axes]
+    if not low <= 0 < high or not scaled or math.prod(values.shape[scaled.stop :]) < GROUP:
+        return values
+    sizes = [size if axis in scaled else 1 for axis, size in enumerate(values.shape)]
+    return values * 10 ** random.uniform(-2.5, 0, sizes)
 
 
-def _levels(one: Input, random: np.random.RandomState, dtype: str) -> Values:
+def _levels(one: Input, values: Values, random: np.random.RandomState) -> Values:
     """Values of which many are equal, as behind a ReLU or in images."""
-    drawn = one.values(random, dtype)
-    if not _is_free(one):
-        return drawn
-    low, high = one.low, one.high
-    return (low + np.round((drawn - low) / (high - low) * 5) * ((high - low) / 5)).astype(dtype)
+    step = (one.high - one.low) / 5
+    return one.low + np.round((values - one.low) / step) * step
 
 
-def _is_free(one: Input) -> bool:
-    return one.kind in "xc" and one.made is None
-
-
-DRAWN: dict[str, Callable[[Input, np.random.RandomState, str], Values]] = {
-    "plain": _plain,
-    "edges": _at_edges,
-    "rows": _scaled(slice(0, -1)),
-    "channels": _scaled(slice(1, 2)),
-    "levels": _levels,
-}
+DRAWN = (_plain, _at_edges, partial(_scaled, slice(0, -1)), partial(_scaled, slice(1, 2)), _levels)
 """How values are drawn, since what is destroyed by a small error depends on where the values are."""
+
+
+def _made(draw: Callable[..., Values], one: Input, random: np.random.RandomState, dtype: str) -> Values:
+    values = one.values(random, dtype)
+    is_free = one.kind in "xc" and one.made is None
+    return draw(one, values, random).astype(dtype) if is_free else values
 
 
 def grown(case: Case) -> Case:
@@ -93,7 +79,7 @@ def grown(case: Case) -> Case:
 def under_lossy_policies(case: Case) -> dict[str, float]:
     """The relative error of the gradients under each lossy policy, with values of each kind; infinite for NaN."""
     found = dict.fromkeys(LOSSY, 0.0)
-    for made in DRAWN.values():
+    for made in (partial(_made, draw) for draw in DRAWN):
         with np.errstate(all="ignore"):
             try:
                 expected = _arrays(run(case, None, 0, made))

@@ -38,6 +38,11 @@ class Input:
     made: Callable[[Values], Values] | None = None
     edges: tuple[float, float] | None = None
 
+    @property
+    def domain(self) -> tuple[float, float]:
+        """Where the operator is defined."""
+        return self.edges or (self.low, self.high)
+
     def values(self, random: np.random.RandomState, dtype: str) -> Values:
         """Return values; NumPy has no bfloat16, which comes as float32."""
         if self.kind == "i":
