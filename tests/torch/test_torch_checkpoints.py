@@ -21,7 +21,7 @@ from tests.frameworks.blocks import Blocks
 from tests.frameworks.steps import bits
 
 CHECKPOINTED, ALREADY = "checkpointed", "left alone: the model checkpoints already"
-BLOCKS = Blocks(SimpleNamespace(lab=TorchLab(("cpu",)), nn=nn, module=nn.Module, no_grad=torch.no_grad))
+BLOCKS = Blocks(SimpleNamespace(lab=TorchLab(), nn=nn, module=nn.Module, no_grad=torch.no_grad))
 
 
 @pytest.fixture
