@@ -7,6 +7,7 @@ Each part is a command of its own with a limit; its tables go to ``gpu_PART.md``
 """
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ PARTS = {
     "doctor": (60, "-m tensorstash doctor", ""),
     "link": (120, "-m benchmarks torch_link --device {device}", "--mib 1"),
     "tests": (300, "-m pytest -q -n 8 -p no:benchmark -p no:cacheprovider -m gpu tests/torch", "--co"),
+    "contract": (300, "-m pytest -q -p no:benchmark -p no:cacheprovider tests/device/on_device", "--co"),
     "steps": (560, "-m benchmarks torch_device --device {device} --budget 500", TINY),
     "llama": (300, f"-m benchmarks torch_device --device {{device}} --budget 240 {LLAMA}", TINY),
     "hooks": (120, "-m benchmarks hooks --framework torch --device {device}", "--saves 4 --rounds 2"),
@@ -39,6 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace, report: Report) -> bool:
     report.begin(COLUMNS)
     options.directory.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"TENSORSTASH_TEST_DEVICE": options.device}
     failed = False
     for part in options.part or PARTS:
         limit_s, command, small = PARTS[part]
@@ -48,7 +51,9 @@ def main(options: argparse.Namespace, report: Report) -> bool:
         started, outcome = perf_counter(), "done"
         with open(options.directory / f"gpu_{part}.log", "w") as log:
             try:
-                done = subprocess.run([sys.executable, *words], stdout=log, stderr=log, timeout=limit_s)
+                done = subprocess.run(
+                    [sys.executable, *words], stdout=log, stderr=log, timeout=limit_s, env=environment
+                )
                 outcome = "done" if done.returncode in (0, 5) else f"exit code {done.returncode}"  # 5: no test of a GPU
             except subprocess.TimeoutExpired:
                 outcome = f"cut short after {limit_s} s"

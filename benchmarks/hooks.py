@@ -84,9 +84,8 @@ def costs(framework: str, device: str, nbytes: int, saves: int, rounds: int) -> 
     gc.freeze()  # imported modules, which each pass would look through
     yield None
     for saved, chosen in measured.items():
-        start = lab_of(framework).tensor(
-            floats(nbytes // 4 if saved == LARGE else 64), device=device, requires_grad=True
-        )
+        elements = floats(nbytes // 4 if saved == LARGE else 64)
+        start = lab_of(framework).on(device).tensor(elements, requires_grad=True)
         calls = {name: partial(passes, start, saves, scope) for name, scope in ({"none": nullcontext} | chosen).items()}
         found = interleave(calls, rounds if saved == LARGE else 10 * rounds)  # a kept tensor takes a tenth of the time
         plain = [median(times) for times in zip(*found.pop("none"), strict=True)]

@@ -1,9 +1,11 @@
 """How far one saved tensor goes through the package, on PyTorch: the rooms that it enters, and the calls of Python.
 
-Run as ``python -m tests.walk [--policy LINE ...] [--rooms]``. A *room* is a module of the package with at least one
-call for every other saved tensor; the difference between a long and a short model leaves out the costs of a whole
-step. *Pack to slot* is the forward pass and lasts until nothing is under way; *back* is the backward pass. Calls are
-those of functions of the package in the fifth training step: on all threads, and without the threads of the package.
+Run as ``python -m tests.walk [--policy LINE ...] [--rooms] [--device sim]``. A *room* is a module of the package with
+at least one call for every other saved tensor. On the CPU the model has layers, whose weights are saved, too, and the
+difference between a long and a short one leaves out the costs of a whole step; on a device all it saves is stashed, and
+all calls of the step count. *Pack to slot* is the forward pass, and on the CPU lasts until nothing is under way; *back*
+is the backward pass. Calls are those of functions of the package in the fifth training step: on all threads, and
+without the threads of the package.
 """
 
 import argparse
@@ -16,11 +18,15 @@ from types import FrameType
 import torch
 
 import tensorstash as ts
+from benchmarks.harness.torch_accelerator import accelerator_named
 
 PACKAGE = str(Path(ts.__file__).parent) + "/"
 POLICIES = ("keep", "disk_spill", "recompute | disk_spill")
+DEVICE_POLICIES = ("cpu_offload", "recompute | cpu_offload")
 BUDGET = "4 MiB"
 SHORT, LONG = 6, 12
+MORE = 16
+"""Times as many tensors, each of as much less, on a device, whose copies go in groups."""
 
 
 OTHER_THREADS = "other threads"
@@ -48,28 +54,36 @@ class Trace:
         return calls
 
 
-def trips(policy: ts.HookPolicy, budget: str | None, blocks: int) -> tuple[int, Counter[str], Counter[str]]:
+def trips(
+    policy: ts.HookPolicy, budget: str | None, blocks: int, device: str
+) -> tuple[int, Counter[str], Counter[str]]:
     """Return the number of tensors that a step saves, and its calls by module on the way out and back.
 
     Args:
         policy: of the scope.
         budget: of the scope.
         blocks: of the model, each of which saves the same tensors of 1 MiB.
+        device: where the model runs.
     """
     torch.manual_seed(0)
-    parts = [torch.nn.Sequential(torch.nn.LayerNorm(256), torch.nn.Linear(256, 256), torch.nn.GELU())] * blocks
-    model, batch = torch.nn.Sequential(*parts), torch.randn(1024, 256)
+    more = 1 if device == "cpu" else MORE
+    layers = (torch.nn.LayerNorm(256), torch.nn.Linear(256, 256), torch.nn.GELU())
+    parts = [torch.nn.Sequential(*layers) if device == "cpu" else torch.nn.Tanh()] * blocks * more
+    model, batch = torch.nn.Sequential(*parts).to(device), torch.randn(1024 // more, 256).to(device).requires_grad_()
     trace = Trace()
     threading.setprofile(trace.profile)
     sys.setprofile(trace.profile)
     try:
-        scope = ts.stash(policy, budget=budget, framework="torch")
+        scope = ts.stash(policy, budget=budget, framework="torch", min_bytes=None if device == "cpu" else 2**14)
         for _ in range(5):
             seen = scope.stats().seen.tensors
             trace.taken()
             with scope:
                 loss = model(batch).square().sum()
-            scope.drain()
+            if device == "cpu":
+                scope.drain()
+            else:  # whose backward runs on a thread that Python has not started
+                loss.register_hook(lambda _: sys.setprofile(trace.profile))
             out = trace.taken()
             loss.backward()
             back = trace.taken()
@@ -79,9 +93,10 @@ def trips(policy: ts.HookPolicy, budget: str | None, blocks: int) -> tuple[int, 
     return scope.stats().seen.tensors - seen, out, back
 
 
-def per_tensor(policy: ts.HookPolicy, budget: str | None) -> tuple[Calls, Calls]:
+def per_tensor(policy: ts.HookPolicy, budget: str | None, device: str) -> tuple[Calls, Calls]:
     """Return the calls by module for one saved tensor, on the way out and back."""
-    (few, *before), (many, *after) = trips(policy, budget, SHORT), trips(policy, budget, LONG)
+    few, *before = trips(policy, budget, SHORT, device) if device == "cpu" else (0, Counter(), Counter())
+    many, *after = trips(policy, budget, LONG, device)
     out, back = (
         {room: (calls[room] - fewer[room]) / (many - few) for room in calls}
         for fewer, calls in zip(before, after, strict=True)
@@ -93,20 +108,24 @@ def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policy", action="append", help="one line, as in tensorstash.parse")
+    parser.add_argument("--device", default="cpu", help="of any accelerator of PyTorch, or cpu")
     parser.add_argument("--rooms", action="store_true", help="print each room with its calls, too")
     options = parser.parse_args()
-    policies = {line: (ts.parse(line), None) for line in options.policy or POLICIES}
-    if not options.policy:
+    if options.device != "cpu":
+        accelerator_named(options.device)
+    defaults = POLICIES if options.device == "cpu" else DEVICE_POLICIES
+    policies = {line: (ts.parse(line), None) for line in options.policy or defaults}
+    if not options.policy and options.device == "cpu":
         policies[f"disk_spill, budget of {BUDGET}"] = ts.DiskSpill(), BUDGET
     torch.set_num_threads(1)
-    print("| policy | rooms, pack to slot | rooms, back | calls, all threads | calls, no other thread |")
-    print("|---|---|---|---|---|")
+    print("| policy | rooms, pack to slot | rooms, back | calls, pack to slot | calls, back | calls, no other thread |")
+    print("|---|---|---|---|---|---|")
     for line, (policy, budget) in policies.items():
-        trips_of_one = per_tensor(policy, budget)
+        trips_of_one = per_tensor(policy, budget, options.device)
         others = sum(trip.pop(OTHER_THREADS, 0) for trip in trips_of_one)
-        calls = sum(sum(trip.values()) for trip in trips_of_one)
+        calls = [sum(trip.values()) for trip in trips_of_one]
         out, back = ({room: calls for room, calls in trip.items() if calls >= 0.5} for trip in trips_of_one)
-        print(f"| `{line}` | {len(out)} | {len(back)} | {calls:.1f} | {calls - others:.1f} |")
+        print(f"| `{line}` | {len(out)} | {len(back)} | {calls[0]:.1f} | {calls[1]:.1f} | {sum(calls) - others:.1f} |")
         if options.rooms:
             for name, trip in (("to the slot", out), ("back", back)):
                 print(f"    {name}:", ", ".join(f"{room} {calls:.1f}" for room, calls in sorted(trip.items())))

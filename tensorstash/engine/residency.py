@@ -49,6 +49,8 @@ class Residency:
         """The newest on devices, in groups that leave together, each with the bytes that it has taken."""
         self._room_bytes = 0
         """Of the last group."""
+        self._is_full = False
+        """Whether there was no room for a group beside the others."""
         self._alive: dict[ref[Content], int] = {}
         self._gone: deque[ref[Content]] = deque()
         self._used_bytes = 0
@@ -180,7 +182,8 @@ class Residency:
 
     def _begun_group(self, content: Any, leaving: list[Any]) -> Lease | None:
         """Begin a group of the newest with a content, in place of the oldest groups, which leave as they are."""
-        near = content.near(content, ())
+        near = None if self._near and self._is_full else content.near(content, ())
+        self._is_full = near is None  # as nearly always from then on
         while near is None and self._near:
             oldest = list(filter(None, map(call, self._near.popleft()[1])))
             leaving += oldest

@@ -99,16 +99,17 @@ class Transfers:
         """
         streams = self._streams
         sources, held, sizes = map(list, zip(*copies, strict=True))
-        starts = [0]
+        parts = [slice(0, 0)]
         for size in sizes:
-            starts.append(starts[-1] - -size // _UNIT * _UNIT)
+            start = -(-parts[-1].stop // _UNIT) * _UNIT
+            parts.append(slice(start, start + size))
         nbytes = sum(sizes)
         with self._lock:
             self._forget_ended()  # copies back hold host memory of the last step
-            block = self._pinned.take(starts[-1])
+            block = self._pinned.take(parts[-1].stop)
             if block is None:
                 return None
-            arrays = [block[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+            arrays = list(map(block.__getitem__, parts[1:]))
             side = self._side_streams.get((device, "out")) or self._side_stream(device, "out")
             budget = self.out_budget
             lease = budget.try_acquire(min(nbytes, budget.limit)) if budget.limit else None

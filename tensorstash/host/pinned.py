@@ -127,8 +127,12 @@ class PinnedMemory:
         with self._lock:
             if self._returned:
                 self._settle()
-            fits = (chunk for chunk in self._chunks if chunk.by_size and chunk.by_size[-1][0] >= size)
-            chunk = next(fits, None) or self._new_chunk(size)
+            chunk: _Chunk | None
+            for chunk in self._chunks:
+                if chunk.by_size and chunk.by_size[-1][0] >= size:
+                    break
+            else:
+                chunk = self._new_chunk(size)
             if chunk is None:
                 return None
             start = chunk.take(size)

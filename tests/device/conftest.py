@@ -1,29 +1,32 @@
-"""Where the device is simulated, it is registered before anything else; elsewhere its tests are not collected."""
+"""Where the device is chosen, it is registered before anything else; elsewhere its tests are not collected."""
 
 import os
 from collections.abc import Iterator
 
 import pytest
 
-INNER = os.environ.get("TENSORSTASH_TEST_DEVICE") == "sim"
+INNER = "TENSORSTASH_TEST_DEVICE" in os.environ
 
 collect_ignore = [] if INNER else ["on_device"]
 
 if INNER:
     import torch
 
-    from tests.device.simulated import Simulated, simulated
+    from tests.device.chosen import Card, chosen
+    from tests.device.simulated import Simulated
 
-    simulated()
+    chosen()
 
     @pytest.fixture
-    def device() -> Iterator[Simulated]:
+    def device() -> Iterator[Simulated | Card]:
         """Return what is set and read of the device, which is as it was afterwards."""
-        torch.accelerator.synchronize("sim:0")
-        torch.accelerator.synchronize("sim:1")
-        found = simulated()
-        found.records()
+        for index in range(torch.accelerator.device_count()):
+            torch.accelerator.synchronize(index)
+        found = chosen()
+        if isinstance(found, Simulated):
+            found.records()
         yield found
-        found.delays(0.0)
-        found.link()
-        found.memory()
+        if isinstance(found, Simulated):
+            found.delays(0.0)
+            found.link()
+            found.memory()

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.device.chosen import FIRST
+
 Scope = Callable[[], AbstractContextManager[Any]]
 
 
@@ -75,7 +77,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 }
 
 
-def made(name: str, device: str = "sim:0") -> tuple[nn.Module, Tensor]:
+def made(name: str, device: str = FIRST) -> tuple[nn.Module, Tensor]:
     """Return a model and its input, always the same."""
     build, draw = MODELS[name]
     torch.manual_seed(0)

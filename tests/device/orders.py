@@ -16,6 +16,7 @@ from tensorstash.engine.session import Session
 from tensorstash.engine.transfers import Transfers
 from tensorstash.host.pinned import PinnedMemory
 from tensorstash.policies.plan import HookPolicy
+from tests.device.chosen import KIND
 
 COUNT = 1000
 """Elements of a tensor."""
@@ -39,7 +40,7 @@ class Late(torch.autograd.Function):
 
 def full(value: float) -> Tensor:
     """Return a result of the current stream."""
-    return torch.full((COUNT,), value, device="sim") * 1.0
+    return torch.full((COUNT,), value, device=KIND) * 1.0
 
 
 def bits(*tensors: Tensor | None) -> list[bytes]:
@@ -48,7 +49,7 @@ def bits(*tensors: Tensor | None) -> list[bytes]:
 
 def square(dice: Dice, scope: Scope) -> list[bytes]:
     """Save a copy, which is the last thing that the device was given."""
-    scale = torch.full((COUNT,), 3.0).to("sim").requires_grad_()
+    scale = torch.full((COUNT,), 3.0).to(KIND).requires_grad_()
     with scope():
         out = Late.apply(scale * 2.0)
     out.sum().backward()
@@ -57,7 +58,7 @@ def square(dice: Dice, scope: Scope) -> list[bytes]:
 
 def trained(dice: Dice, scope: Scope) -> list[bytes]:
     """Two steps of three layers whose results are freed early."""
-    leaf = torch.full((COUNT,), 0.5).to("sim").requires_grad_()
+    leaf = torch.full((COUNT,), 0.5).to(KIND).requires_grad_()
     for _ in range(2):
         with scope():
             x = leaf
@@ -69,7 +70,7 @@ def trained(dice: Dice, scope: Scope) -> list[bytes]:
 
 def deep(dice: Dice, scope: Scope) -> list[bytes]:
     """A step of more layers than may be brought back ahead."""
-    leaf = torch.full((COUNT,), 0.5).to("sim").requires_grad_()
+    leaf = torch.full((COUNT,), 0.5).to(KIND).requires_grad_()
     with scope():
         x = leaf
         for _ in range(12):
@@ -81,11 +82,11 @@ def deep(dice: Dice, scope: Scope) -> list[bytes]:
 
 def aside(dice: Dice, scope: Scope) -> list[bytes]:
     """Save on one stream what belongs to another, which goes on without waiting."""
-    main, side = torch.accelerator.current_stream(), torch.Stream(device="sim")
+    main, side = torch.accelerator.current_stream(), torch.Stream(device=KIND)
     x = full(dice.choice([2.0, 3.0]))
     side.wait_event(main.record_event())
     with side:
-        leaf = torch.ones(COUNT, device="sim").requires_grad_()
+        leaf = torch.ones(COUNT, device=KIND).requires_grad_()
         with scope():
             y = leaf * x
             del x

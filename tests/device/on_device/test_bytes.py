@@ -12,6 +12,7 @@ import tensorstash as ts
 from tensorstash.backends.torch.layout import DeviceLayouts
 from tensorstash.backends.torch.streams import DeviceStreams
 from tensorstash.errors import StashError
+from tests.device.chosen import KIND
 from tests.device.models import Attention, Scope
 from tests.device.orders import session
 from tests.device.simulated import TO_DEVICE, TO_HOST, Simulated
@@ -67,7 +68,7 @@ class Step:
         self.device = device
         build, draw = MODELS[name]
         torch.manual_seed(0)
-        self.model, self.x = build().to("sim"), draw().to("sim")
+        self.model, self.x = build().to(KIND), draw().to(KIND)
         self(nullcontext)
         self.floor = device.live()
 
@@ -76,9 +77,9 @@ class Step:
         with scope():
             loss = self.model(self.x).square().mean()
         if has_left:  # else backward takes the tensors that are still there
-            torch.accelerator.synchronize("sim")
+            torch.accelerator.synchronize(KIND)
         loss.backward()
-        torch.accelerator.synchronize("sim")
+        torch.accelerator.synchronize(KIND)
 
     def peak(self, scope: Scope) -> int:
         """Return the most bytes beyond the model, its input and its gradients."""
@@ -117,7 +118,7 @@ def offloaded(budget: int, **options: Any) -> ts.Stash:
 def test_the_device_holds_what_it_holds_with_save_on_cpu_and_the_budgets(name: str, device: Simulated) -> None:
     step = Step(name, device)
     plain = step.peak(nullcontext)
-    theirs = step.peak(lambda: torch.autograd.graph.save_on_cpu(device_type="sim"))
+    theirs = step.peak(lambda: torch.autograd.graph.save_on_cpu(device_type=KIND))
     at_once, budgeted = offloaded(0, min_bytes=0), offloaded(BUDGET, min_bytes=0)
     assert theirs < plain / 2
     assert abs(step.peak(lambda: at_once) - theirs) <= 0.01 * theirs
@@ -133,14 +134,14 @@ def test_neither_parameters_nor_duplicates_cross(name: str, device: Simulated) -
     crossed = step.crossed(lambda: stash, TO_HOST)
     assert 0 < crossed <= distinct
     assert 0 < step.crossed(lambda: stash, TO_DEVICE) <= distinct
-    assert step.crossed(lambda: torch.autograd.graph.save_on_cpu(device_type="sim"), TO_HOST) > 1.2 * distinct
+    assert step.crossed(lambda: torch.autograd.graph.save_on_cpu(device_type=KIND), TO_HOST) > 1.2 * distinct
     assert device.pinned() - pinned <= 1.05 * crossed + 64 * 2**10  # small ones share pages
 
 
 def test_nothing_is_held_for_copies_of_a_graph_that_is_gone(device: Simulated) -> None:
     device.link(bandwidth=1e6)
     stash = offloaded(2**20, min_bytes=0)
-    leaf = torch.full((1000,), 0.5).to("sim").requires_grad_()
+    leaf = torch.full((1000,), 0.5).to(KIND).requires_grad_()
     before = device.live()
     with stash:
         y = leaf
@@ -153,7 +154,7 @@ def test_nothing_is_held_for_copies_of_a_graph_that_is_gone(device: Simulated) -
 
 def test_page_locked_memory_of_graphs_that_are_gone_is_used_again_while_another_is_kept(device: Simulated) -> None:
     stash = offloaded(2**20, min_bytes=0)
-    leaf = torch.full((1000,), 0.5).to("sim").requires_grad_()
+    leaf = torch.full((1000,), 0.5).to(KIND).requires_grad_()
 
     def saved() -> Tensor:
         y = leaf
@@ -167,14 +168,14 @@ def test_page_locked_memory_of_graphs_that_are_gone_is_used_again_while_another_
         device.link(bandwidth=1e6)
         saved()  # and gone, with copies under way
         device.link()
-        torch.accelerator.synchronize("sim")
+        torch.accelerator.synchronize(KIND)
         locked.append(device.pinned())
     assert locked[-1] == locked[1]
     kept.sum().backward()
 
 
 def chain(stash: ts.Stash, length: int) -> Tensor:
-    leaf = torch.full((1024,), 0.5).to("sim").requires_grad_()
+    leaf = torch.full((1024,), 0.5).to(KIND).requires_grad_()
     x = leaf
     with stash:
         for _ in range(length):
@@ -208,7 +209,7 @@ def test_copies_go_in_groups_that_wait_and_end_together(monkeypatch: pytest.Monk
 
 def test_a_tensor_that_cannot_be_read_leaves_the_others_of_its_group_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     one = session(ts.CpuOffload(), ts.Limits(in_flight="1MiB", ahead="1MiB"))
-    leaf = torch.randn(3, 32, 32).to("sim")
+    leaf = torch.randn(3, 32, 32).to(KIND)
     expected = [part.cpu() * 2 for part in leaf]
 
     def refuse(*_: object) -> Any:

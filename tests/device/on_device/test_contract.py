@@ -8,6 +8,7 @@ from torch import Tensor
 from tensorstash.testing import BackendSuite
 from tensorstash.testing.labs.torch import TorchLab
 from tensorstash.testing.layouts import floats
+from tests.device.chosen import FIRST
 
 
 class Tagged(Tensor):
@@ -25,4 +26,4 @@ class OnADevice(TorchLab):
 
 
 class TestTorchOnADevice(BackendSuite):
-    lab = OnADevice().on("sim:0")
+    lab = OnADevice().on(FIRST)

@@ -10,6 +10,7 @@ from inside import session_of
 from torch import Tensor, nn
 
 import tensorstash as ts
+from tests.device.chosen import FIRST, KIND
 from tests.device.models import Attention, gradients, made
 from tests.device.simulated import Simulated
 from tests.processes import forked
@@ -51,23 +52,23 @@ def test_a_child_drops_what_its_parent_has_under_way_and_never_touches_the_devic
 
 def test_a_backward_that_runs_out_of_memory_leaves_nothing_and_the_next_step_works(device: Simulated) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(*(Attention() for _ in range(3))).to("sim").eval()
-    x = torch.randn(2, 16, 32).to("sim")
+    net = nn.Sequential(*(Attention() for _ in range(3))).to(KIND).eval()
+    x = torch.randn(2, 16, 32).to(KIND)
     loss_of = nn.Sequential(net, Mean())
     expected = gradients(loss_of, x)
     stash = ts.stash(
         ts.CpuOffload(), framework="torch", min_bytes=0, limits=ts.Limits(in_flight=20 * KIB, ahead=20 * KIB)
     )
-    torch.accelerator.synchronize("sim")
+    torch.accelerator.synchronize(KIND)
     before = device.live()
     with stash:
         loss = net(x).square().mean()
-    torch.accelerator.synchronize("sim")
+    torch.accelerator.synchronize(KIND)
     with device.limited(device.live() + 10 * KIB), pytest.raises(torch.OutOfMemoryError):
         loss.backward()
     del loss
     net.zero_grad(set_to_none=True)
-    torch.accelerator.synchronize("sim")
+    torch.accelerator.synchronize(KIND)
     assert device.live() == before
     assert not stash.stats().live.tensors
     assert gradients(loss_of, x, lambda: stash) == expected
@@ -75,10 +76,10 @@ def test_a_backward_that_runs_out_of_memory_leaves_nothing_and_the_next_step_wor
 
 @pytest.mark.parametrize("policy", ["cpu_offload", "quantize", "cast", "recompute | cpu_offload"])
 def test_a_device_that_is_full_raises_the_frameworks_own_error(device: Simulated, policy: str) -> None:
-    net = nn.Sequential(*(Attention() for _ in range(3))).to("sim").eval()
-    x = torch.randn(2, 16, 32).to("sim")
+    net = nn.Sequential(*(Attention() for _ in range(3))).to(KIND).eval()
+    x = torch.randn(2, 16, 32).to(KIND)
     for nbytes in range(0, 200 * KIB, 20 * KIB):
-        torch.accelerator.synchronize("sim")
+        torch.accelerator.synchronize(KIND)
         stash = ts.stash(policy, framework="torch", min_bytes=0)
         with device.limited(device.live() + nbytes), suppress(torch.OutOfMemoryError):
             with stash:
@@ -90,5 +91,5 @@ def test_a_device_that_is_full_raises_the_frameworks_own_error(device: Simulated
 def test_sessions_of_a_process_copy_in_the_same_two_streams() -> None:
     streams = session_of(ts.stash("cpu_offload", framework="torch")).backend.streams
     others = session_of(ts.stash("cpu_offload", framework="torch")).backend.streams
-    assert streams.side_stream("sim:0", "out") is others.side_stream("sim:0", "out")
-    assert streams.side_stream("sim:0", "out") != streams.side_stream("sim:0", "back")
+    assert streams.side_stream(FIRST, "out") is others.side_stream(FIRST, "out")
+    assert streams.side_stream(FIRST, "out") != streams.side_stream(FIRST, "back")

@@ -23,6 +23,7 @@ from order_faults import (
 import tensorstash as ts
 from tensorstash.policies.plan import HookPolicy
 from tests.device import orders
+from tests.device.chosen import FIRST
 from tests.device.orders import Program, session
 from tests.device.simulated import Simulated
 
@@ -60,5 +61,5 @@ def differs(seed: int, program: Program, policy: HookPolicy, device: Simulated, 
     device.link(bandwidth=dice.choice([1e6, 1e7]))
     limits = ts.Limits(in_flight=dice.choice([0, 10_000, 20_000]), ahead=dice.choice([0, 8_000]))
     got = program(Dice(seed), session(policy, limits, fault).scope)
-    torch.accelerator.synchronize("sim:0")
+    torch.accelerator.synchronize(FIRST)
     return got != expected

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 import tensorstash as ts
 from tensorstash.policies.plan import HookPolicy
+from tests.device.chosen import FIRST
 from tests.device.models import MODELS, gradients, made
 from tests.device.simulated import Simulated
 
 RUNS = int(os.environ.get("TENSORSTASH_SCHEDULES", "4"))
-FIRST = int(os.environ.get("TENSORSTASH_SCHEDULES_FROM", "0"))
+FIRST_SEED = int(os.environ.get("TENSORSTASH_SCHEDULES_FROM", "0"))
 
 
 @cache
@@ -45,9 +46,9 @@ def policy(dice: Dice, folder: Path) -> HookPolicy:
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_without_hooks_and_no_byte_is_left(name: str, device: Simulated, tmp_path: Path) -> None:
     model, x, expected = plain(name)
-    torch.accelerator.synchronize("sim:0")
+    torch.accelerator.synchronize(FIRST)
     before, pinned = device.live(), device.pinned()
-    for seed in range(FIRST, FIRST + RUNS):
+    for seed in range(FIRST_SEED, FIRST_SEED + RUNS):
         dice = Dice(seed)
         device.delays(dice.choice([0.0, 0.0002, 0.001, 0.003]), seed)
         device.link(bandwidth=dice.choice([0.0, 1e7, 1e9]), latency=dice.choice([0.0, 0.0005]))
@@ -66,5 +67,5 @@ def test_gradients_are_those_without_hooks_and_no_byte_is_left(name: str, device
         assert stash.stats().stashed.tensors
         settle(stash)  # a thread that is at a tensor holds it
         del stash
-        torch.accelerator.synchronize("sim:0")
+        torch.accelerator.synchronize(FIRST)
         assert (device.live(), device.pinned()) == (before, pinned), f"seed {seed}: bytes are left"

@@ -18,6 +18,7 @@ from tensorstash.errors import SavedTensorModifiedError, TensorStashWarning
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.faults import Watched
+from tests.device.chosen import FIRST, KIND, devices
 from tests.device.models import MODELS, Attention, gradients, made
 from tests.device.simulated import TO_HOST, WAITED, Simulated
 from tests.samples import IS_LONG, pairwise
@@ -58,10 +59,10 @@ def of(net: nn.Module) -> list[Tensor]:
 @pytest.fixture
 def net() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(Attention(), Attention()).to("sim")
+    return nn.Sequential(Attention(), Attention()).to(KIND)
 
 
-def x(seed: int = 1, device: str = "sim:0") -> Tensor:
+def x(seed: int = 1, device: str = FIRST) -> Tensor:
     return torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
@@ -91,8 +92,8 @@ def test_a_device_without_streams_trains_the_same_with_copies_that_wait(
     one = stash(POLICIES[policy](tmp_path))
     assert gradients(model, batch, lambda: one, steps=2) == expected
     assert one.stats().stashed.tensors
-    assert one.stats().waits == {"sim:0": "it has no streams"}
-    assert "the program waits for copies of sim:0: it has no streams" in str(one.stats())
+    assert one.stats().waits == {FIRST: "it has no streams"}
+    assert f"the program waits for copies of {FIRST}: it has no streams" in str(one.stats())
 
 
 @pytest.mark.parametrize("layers", [4, 12] if IS_LONG else [4])
@@ -108,24 +109,24 @@ def test_a_large_head_adds_nothing_to_checkpoints_and_hardly_anything_to_save_on
         use_cache=False,
         attn_implementation="eager",
     )
-    tokens = torch.randint(0, 8000, (1, 64)).to("sim")
+    tokens = torch.randint(0, 8000, (1, 64)).to(KIND)
 
     def peak(scope: Callable[[], Any], checkpoints: bool) -> int:
         torch.manual_seed(0)
-        model = LlamaForCausalLM(config).to("sim").train()
+        model = LlamaForCausalLM(config).to(KIND).train()
         if checkpoints:
             model.activation_checkpointing_enable({"use_reentrant": False})
         peaks = []
         for _ in range(3):
             model.zero_grad()
-            torch.accelerator.synchronize("sim")
+            torch.accelerator.synchronize(KIND)
             floor = device.live()
             device.reset_peak()
             with scope():
                 loss = model(input_ids=tokens, labels=tokens).loss
-            torch.accelerator.synchronize("sim")  # a copy that is late may hold one input of a block more
+            torch.accelerator.synchronize(KIND)  # a copy that is late may hold one input of a block more
             loss.backward()
-            torch.accelerator.synchronize("sim")
+            torch.accelerator.synchronize(KIND)
             peaks.append(device.peak() - floor)
             del loss
         return max(peaks)
@@ -135,23 +136,23 @@ def test_a_large_head_adds_nothing_to_checkpoints_and_hardly_anything_to_save_on
         return lambda: one
 
     assert peak(offloads(), True) <= peak(nullcontext, True)
-    theirs = peak(lambda: torch.autograd.graph.save_on_cpu(device_type="sim"), False)
+    theirs = peak(lambda: torch.autograd.graph.save_on_cpu(device_type=KIND), False)
     assert peak(offloads(), False) <= 1.05 * theirs < peak(nullcontext, False)
 
 
 def test_a_tensor_of_twice_the_limit_is_copied_beside_the_computation(device: Simulated) -> None:
-    leaf = torch.randn(256, 256).to("sim").requires_grad_()
+    leaf = torch.randn(256, 256).to(KIND).requires_grad_()
     one = stash(limits=ts.Limits(in_flight=2**17, ahead=2**17))
     device.link(bandwidth=5e6)
     device.memory(bandwidth=1e7)
-    torch.accelerator.synchronize("sim")
+    torch.accelerator.synchronize(KIND)
     device.records()
     with device.computations(), one:
         x = leaf
         for _ in range(6):
             x = x.tanh()
         loss = x.sum()
-        torch.accelerator.synchronize("sim")
+        torch.accelerator.synchronize(KIND)
         records = device.records()
     device.link()
     device.memory()
@@ -242,7 +243,7 @@ def test_programs_may_run_under_streams_of_their_own(net: nn.Module, device: Sim
 
     def program(scope: Callable[[], Any]) -> list[Tensor]:
         main = torch.accelerator.current_stream()
-        streams = [torch.Stream(device="sim"), torch.Stream(device="sim")]
+        streams = [torch.Stream(device=KIND), torch.Stream(device=KIND)]
         for attempt in range(4):
             stream, batch = streams[attempt % 2], x(attempt)
             stream.wait_event(main.record_event())
@@ -258,13 +259,13 @@ def test_programs_may_run_under_streams_of_their_own(net: nn.Module, device: Sim
 
 
 def test_two_devices_in_one_process() -> None:
-    nets = [nn.Sequential(Attention()).to(f"sim:{index}") for index in range(2)]
+    nets = [nn.Sequential(Attention()).to(device) for device in devices()]
 
     def program(scope: Callable[[], Any]) -> list[Tensor]:
         losses = []
         for index, net in enumerate(nets):
             with scope():
-                losses.append(net(x(device=f"sim:{index}")).square().mean())
+                losses.append(net(x(device=f"{KIND}:{index}")).square().mean())
         torch.autograd.backward(losses)
         return [gradient for net in nets for gradient in of(net)]
 
@@ -279,7 +280,7 @@ def test_an_exception_with_copies_under_way_leaves_nothing(device: Simulated, ne
         raise ZeroDivisionError(net(x()).sum().item() and "deliberate")
     device.link()
     del one
-    torch.accelerator.synchronize("sim")
+    torch.accelerator.synchronize(KIND)
     assert (device.live(), device.pinned()) == (before, pinned)
 
 
@@ -292,14 +293,14 @@ def test_quantized_payloads_cross_small(device: Simulated, net: nn.Module) -> No
         with one:
             loss = net(x()).square().mean()
         loss.backward()
-        torch.accelerator.synchronize("sim")
+        torch.accelerator.synchronize(KIND)
         moved.append(sum(record.nbytes for record in device.records() if record.stream))
     assert moved[1] < 0.7 * moved[0]
 
 
 def test_autocast(net: nn.Module) -> None:
     def program(scope: Callable[[], Any]) -> list[Tensor]:
-        with torch.autocast("sim", torch.bfloat16), scope():
+        with torch.autocast(KIND, torch.bfloat16), scope():
             loss = net(x()).float().square().mean()
         loss.backward()
         return of(net)
@@ -315,7 +316,7 @@ def test_a_step_that_runs_out_of_memory_leaves_nothing_and_the_next_one_works(
     one, before = stash(), device.live()
     with device.limited(before + 30 * KIB), pytest.raises(torch.OutOfMemoryError), one:
         net(x()).square().mean()
-    torch.accelerator.synchronize("sim")
+    torch.accelerator.synchronize(KIND)
     assert device.live() == before
     assert not one.stats().live.tensors
     torch.manual_seed(0)
@@ -327,7 +328,7 @@ def test_a_step_that_runs_out_of_memory_leaves_nothing_and_the_next_one_works(
 
 def test_what_is_modified_before_its_copy_is_refused(device: Simulated) -> None:
     device.link(bandwidth=1e6)
-    leaf = torch.randn(1000).to("sim").requires_grad_()
+    leaf = torch.randn(1000).to(KIND).requires_grad_()
     with stash(limits=ts.Limits()):
         y = (leaf * 1.0).exp()
         loss = y.sum()
@@ -341,10 +342,10 @@ def test_what_has_crossed_and_is_not_stored_yet_has_the_loss_of_what_is_stored(d
     values, gate = torch.randn(6, 40), Watched(held_s=10.0)
 
     def gradient(policy: HookPolicy, limits: ts.Limits) -> Tensor:
-        one, other = (torch.ones(6, 40).to("sim").requires_grad_() for _ in range(2))
+        one, other = (torch.ones(6, 40).to(KIND).requires_grad_() for _ in range(2))
         with stash(policy, limits=limits):
-            loss = ((one * values.to("sim")) * other).sum()
-        torch.accelerator.synchronize("sim")
+            loss = ((one * values.to(KIND)) * other).sum()
+        torch.accelerator.synchronize(KIND)
         loss.backward()
         assert one.grad is not None
         return one.grad.cpu()
@@ -360,8 +361,9 @@ def test_what_has_crossed_and_is_not_stored_yet_has_the_loss_of_what_is_stored(d
 def test_blocks_beyond_a_budget_are_sent_where_the_link_takes_them_and_computed_again_elsewhere(
     rate: float, sent: int, device: Simulated
 ) -> None:
-    net = nn.Sequential(*(Attention() for _ in range(6))).to("sim")
-    batch = torch.randn(2, 16, 32).to("sim")
+    device.link()
+    net = nn.Sequential(*(Attention() for _ in range(6))).to(KIND)
+    batch = torch.randn(2, 16, 32).to(KIND)
     with ts.wrap(net, "checkpoint | cpu_offload", budget="96KiB", min_bytes=0) as handle:
         for step in range(5):
             device.link(bandwidth=rate if step else 0.0)
@@ -383,7 +385,7 @@ def test_a_link_that_sets_the_pace_is_said_once_with_the_cure(
             for _ in range(5):
                 net(x()).square().mean().backward()
 
-    with pytest.warns(TensorStashWarning, match=r"the link of sim:0 sets the pace.*recompute \| cpu_offload"):
+    with pytest.warns(TensorStashWarning, match=rf"the link of {FIRST} sets the pace.*recompute \| cpu_offload"):
         train()
     assert str(one.stats()).count("sets the pace") == 1
 
@@ -402,7 +404,7 @@ def test_the_program_waits_for_nothing_but_the_comparison_behind_backward(name: 
     assert (bool(stash.stats().recomputed), device.waits() - before) == (True, 1)
 
 
-@pytest.mark.parametrize(("device_of_model", "treated"), [("sim", {"checkpointed"}), ("cpu", set())])
+@pytest.mark.parametrize(("device_of_model", "treated"), [(KIND, {"checkpointed"}), ("cpu", set())])
 def test_auto_computes_blocks_again_of_a_model_on_an_accelerator(device_of_model: str, treated: set[str]) -> None:
     net = nn.Sequential(Attention(), Attention()).to(device_of_model)
     with ts.wrap(net, min_bytes=0) as handle:

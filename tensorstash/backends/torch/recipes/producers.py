@@ -73,7 +73,7 @@ class Producers:
         made = tensor if base is None else base
         node: Any = made.grad_fn
         # Of another dtype or with a lazy flag it is no layout of the remade tensor.
-        if node is None or not _is_plain_view(tensor, spec, base):
+        if node is None or spec.conj or spec.neg or not (base is None or _is_plain(tensor, base)):
             return None
         key, number = self.key, made.output_nr
         note = node.metadata.get((key, number)) or node.metadata.get((key, number, _VIEW))
@@ -315,16 +315,14 @@ def _fills(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, nbyt
 def _is_whole(tensor: Tensor, spec: TensorSpec, base: Tensor | None) -> bool:
     """Whether a tensor, or the base of a view, is all of its memory, and the tensor is read as it lies there."""
     made = tensor if base is None else base
-    if made.storage_offset() or not _is_plain_view(tensor, spec, base):
+    if made.storage_offset() or spec.conj or spec.neg or not (base is None or _is_plain(tensor, base)):
         return False
     return _fills(made.shape, made.stride(), made.itemsize, tensor.untyped_storage().nbytes())
 
 
-def _is_plain_view(tensor: Tensor, spec: TensorSpec, base: Tensor | None) -> bool:
-    """Whether a tensor is read as its base, if it is a view: in the same dtype, and without lazy flags."""
-    if spec.conj or spec.neg:
-        return False
-    return base is None or (tensor.dtype == base.dtype and not base.is_conj() and not base.is_neg())
+def _is_plain(view: Tensor, base: Tensor) -> bool:
+    """Whether a view is of the dtype of its base, which has no lazy flags."""
+    return view.dtype == base.dtype and not base.is_conj() and not base.is_neg()
 
 
 def _as_bits(tensor: Tensor) -> Tensor:
