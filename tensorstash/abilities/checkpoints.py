@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 CHECKPOINTED = "checkpointed"
@@ -11,26 +12,25 @@ ALREADY = "checkpoints already"
 """Why a block is left alone that somebody else has taken care of."""
 
 
+@dataclass(slots=True)
 class Region:
     """A block of a model, as those see it who may compute it again. Changed by the thread that calls the block.
 
     Args:
         name: of the module.
         backend: of the module, one that :class:`SupportsCheckpoints`.
+        fate: its treatment in the plan of the step, if its refusal is empty.
+        refusal: why it is not computed again; empty if it is; None before its first call.
+        writes: whether its calls write its buffers, which computing it again must not.
+        saved_bytes: bytes that it saves beside its arguments and weights where it is not computed again.
     """
 
-    __slots__ = ("backend", "fate", "name", "refusal", "saved_bytes", "writes")
-
-    def __init__(self, name: str, backend: Any = None) -> None:
-        self.name, self.backend = name, backend
-        self.fate = CHECKPOINTED
-        """Its treatment in the plan of the step, if its refusal is empty."""
-        self.refusal: str | None = None
-        """Why it is not computed again; empty if it is; None before its first call."""
-        self.writes = False
-        """Whether its calls write its buffers, which computing it again must not."""
-        self.saved_bytes = 0
-        """Bytes that it saves beside its arguments and weights where it is not computed again."""
+    name: str
+    backend: Any = None
+    fate: str = CHECKPOINTED
+    refusal: str | None = None
+    writes: bool = False
+    saved_bytes: int = 0
 
     def judged(self, refusal: str, writes: bool = False, saved_bytes: int = 0) -> None:
         """Note the result of the proof."""
@@ -51,6 +51,8 @@ class Repeats(ABC):
     """Types of arguments that nobody changes, beside those of Python."""
     notes: ClassVar[frozenset[str]]
     """Attributes of every module, in which the framework keeps its own bookkeeping."""
+    inside: ClassVar[str]
+    """That of the modules inside."""
     reenters: ClassVar[bool]
     """Whether its function runs outside of the graph: it returns tensors, and sets Python's random numbers back."""
     source: ClassVar[str]

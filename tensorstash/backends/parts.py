@@ -1,4 +1,4 @@
-"""Values taken apart into containers and the parts in them, and the state of modules, which is made of such values."""
+"""Arguments without their tensors, and the state of modules, of which a proof has copies."""
 
 import io
 import pickle
@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,114 +27,71 @@ _HOOKS = {"_forward_pre_hooks", "_forward_hooks", "_forward_post_hooks"}
 _BRINGERS = ("torch.", "accelerate.", "paddle.")
 """Python modules whose hooks run in a proof: they bring weights. Those of others may count or collect."""
 
-Place = tuple[dict[str, Any], str]
-"""A dictionary of a module, and a name in it."""
 
-Changes = tuple[list[str], bool]
-"""Names of attributes that have changed, and whether buffers were written in place."""
+class NotRepeated(Exception):  # noqa: N818  (no error: it ends a proof)
+    """Raised with the reason why a module is not computed again."""
 
 
-class NoCopy(Exception):  # noqa: N818  (no error: it ends a proof)
-    """Raised for state that cannot be copied."""
+class _Place(NamedTuple):
+    number: int
 
 
-class _Pickler(pickle.Pickler):
-    """Writes containers, however they are nested, and numbers in the place of all other parts."""
-
-    def __init__(self, file: io.BytesIO, is_mixed: Callable[[Any], bool]) -> None:
-        super().__init__(file, 4)
-        self._is_mixed = is_mixed
-        self.parts: list[Any] = []
-
-    def persistent_id(self, part: Any) -> int | None:
-        if self._is_mixed(part):
-            return None
-        self.parts.append(part)
-        return len(self.parts) - 1
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, shape: bytes, parts: list[Any]) -> None:
-        super().__init__(io.BytesIO(shape))
-        self._parts = parts
-
-    def persistent_load(self, number: Any) -> Any:
-        return self._parts[number]
+def emptied(value: Any, framework: Repeats, tensors: list[Any], opaque: list[object]) -> Any:
+    """Return arguments or outputs with places for their tensors; note these, and objects that others may change."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([emptied(part, framework, tensors, opaque) for part in value])
+    if kind is dict:
+        keys = emptied([*value], framework, tensors, opaque) if value else ()
+        return dict(zip(keys, [emptied(part, framework, tensors, opaque) for part in value.values()], strict=True))
+    if isinstance(value, framework.tensor):
+        for number, tensor in enumerate(tensors):
+            if tensor is value:
+                return _Place(number)
+        tensors.append(value)
+        return _Place(len(tensors) - 1)
+    if not isinstance(value, _CONSTANTS) and not isinstance(value, framework.constants):
+        opaque.append(value)
+    return value
 
 
-def apart(value: Any, is_mixed: Callable[[Any], bool]) -> tuple[bytes, list[Any]]:
-    """Return the shape of a value, and its parts in order: all that is inside and not ``is_mixed``."""
-    file = io.BytesIO()
-    pickler = _Pickler(file, is_mixed)
-    pickler.dump(value)
-    return file.getvalue(), pickler.parts
+def filled(value: Any, tensors: Any) -> Any:
+    """Return what :func:`emptied` has emptied, with tensors in their places."""
+    kind = type(value)
+    if kind is _Place:
+        return tensors[value.number]
+    if kind is dict:
+        return {filled(key, tensors): filled(part, tensors) for key, part in value.items()}
+    if kind is tuple or kind is list:
+        return kind([filled(part, tensors) for part in value])
+    return value
 
 
-def together(shape: bytes, parts: list[Any]) -> Any:
-    """Return a new value of the shape that :func:`apart` gave, with these parts."""
-    return _Unpickler(shape, parts).load()
-
-
-def is_argument(value: Any) -> bool:
-    """Return whether a value is one of the containers that arguments and outputs of modules may be in."""
-    return type(value) in (dict, list, tuple)
-
-
-def taken_apart(value: Any, framework: Repeats, tensors: list[Any], opaque: list[object]) -> Callable[[Any], Any]:
-    """Return a function that builds a value of its tensors; note these, and objects that others may change."""
-    shape, parts = apart(value, is_argument)
-    known = {id(tensor): place for place, tensor in enumerate(tensors)}
-    places: dict[int, int] = {}
-    for number, part in enumerate(parts):
-        if isinstance(part, framework.tensor):
-            places[number] = known.setdefault(id(part), len(tensors))
-            tensors += [part] if places[number] == len(tensors) else []
-            parts[number] = None  # the function holds no tensor
-        elif not isinstance(part, (*_CONSTANTS, *framework.constants)):
-            opaque.append(part)
-    return lambda given: together(shape, [given[places[n]] if n in places else part for n, part in enumerate(parts)])
-
-
-def buffers_of(backend: Any, module: Any) -> list[Place]:
-    """Return the places of the tensors of a module that its calls may write."""
+def buffers_of(backend: Any, module: Any) -> list[tuple[dict[str, Any], str]]:
+    """Return the tensors of a module that its calls may write: dictionaries, and names in them."""
     spaces = [space for _, part in backend.named_modules(module) for space in (part._buffers, part._parameters)]
     return [(space, key) for space in spaces for key, value in space.items() if backend.repeats.is_buffer(value)]
 
 
 @contextmanager
-def as_before(backend: Any, module: Any, modes: list[tuple[Any, bool]], *, writes: bool) -> Iterator[None]:
-    """Have a module in the modes of an earlier call, and write its buffers into copies, so that their versions stay."""
-    held = [(space, key, space[key]) for space, key in buffers_of(backend, module)] if writes else []
-    copies = {id(buffer): backend.repeats.copied(buffer) for _, _, buffer in held}
-    switched = [(part, mode) for part, mode in modes if part.training is not mode]
-    try:
-        for space, key, buffer in held:
-            space[key] = copies[id(buffer)]
-        for part, mode in switched:
-            part.training = mode
-        yield
-    finally:
-        for space, key, buffer in held:
-            space[key] = buffer
-        for part, mode in switched:
-            part.training = not mode
-
-
-@contextmanager
-def isolated(backend: Any, module: Any) -> Iterator[Callable[[], Changes]]:
-    """Have calls of a module see and write a copy of its state, without the hooks of others; tell their changes.
+def isolated(backend: Any, module: Any) -> Iterator[Callable[[], tuple[list[str], bool]]]:
+    """Have calls of a module see and write a copy of its state, without the hooks of others.
 
     The attributes of all modules inside are copied, with the contents of their containers. The originals come back.
 
+    Yields:
+        A function that returns the names of attributes that have changed, and whether buffers were written in place.
+
     Raises:
-        NoCopy: there is state that cannot be copied.
+        NotRepeated: there is state that cannot be copied.
     """
     framework: Repeats = backend.repeats
-    modules = list(backend.named_modules(module))
-    spaces = [(name, space) for name, part in modules for space in (part._buffers, part._parameters)]
-    buffers = {id(space) for _, space in spaces}
-    spaces += [(name, vars(part)) for name, part in modules]
-    held = [dict(space) for _, space in spaces]
+    spaces = [
+        (name, space, space is not vars(part))
+        for name, part in backend.named_modules(module)
+        for space in (part._buffers, part._parameters, vars(part))
+    ]
+    held = [dict(space) for _, space, _ in spaces]
 
     def is_own(part: Any) -> bool:
         is_activation = isinstance(part, framework.tensor) and backend.keep_reason(part) not in WEIGHTS
@@ -143,47 +100,74 @@ def isolated(backend: Any, module: Any) -> Iterator[Callable[[], Changes]]:
     def is_state(key: str, value: Any) -> bool:
         return key not in framework.notes and (is_own(value) or (_is_mixed(value) and not isinstance(value, _TEXT)))
 
-    def state() -> dict[str, Place]:
-        every = [(f"{name}.{key}".lstrip("."), space, key) for name, space in spaces for key in space]
-        return {name: (space, key) for name, space, key in every if is_state(key, space[key])}
+    def state() -> dict[tuple[int, str], Any]:
+        every = [(number, key, value) for number, space in enumerate(spaces) for key, value in space[1].items()]
+        return {(number, key): value for number, key, value in every if is_state(key, value)}
 
-    def prints() -> dict[str, Hashable]:
-        found: dict[str, Hashable] = {}
-        for name, (space, key) in state().items():
-            shape, parts = apart(space[key], _is_mixed)
-            found[name] = shape, *((id(part), framework.digest(part) if is_own(part) else None) for part in parts)
+    def prints() -> dict[tuple[int, str], Hashable]:
+        found: dict[tuple[int, str], Hashable] = {}
+        for place, value in state().items():
+            shape, parts = _apart(value)
+            found[place] = shape, *((id(part), framework.digest(part) if is_own(part) else None) for part in parts)
         return found
 
-    def changes() -> Changes:
+    def changes() -> tuple[list[str], bool]:
         after = prints()
-        changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-        written = [
-            name for name, (space, key) in places.items() if id(space) in buffers and space.get(key) is twins[name]
-        ]
-        return [name for name in changed if name not in written], not set(written).isdisjoint(changed)
+        names, writes = [], False
+        for number, key in {**before, **after}:
+            name, space, holds_buffers = spaces[number]
+            if before.get((number, key)) == after.get((number, key)):
+                continue
+            if holds_buffers and space.get(key) is twins.get((number, key)):
+                writes = True
+            else:
+                names.append(f"{name}.{key}".lstrip("."))
+        return names, writes
 
-    places = state()
     try:
-        shape, parts = apart({name: space[key] for name, (space, key) in places.items()}, _is_mixed)
+        shape, parts = _apart(state())
     except Exception as error:  # whatever the state of others raises
-        raise NoCopy(f"holds state that cannot be copied ({error})") from error
+        raise NotRepeated(f"holds state that cannot be copied ({error})") from error
     copies = {id(part): framework.copied(part) for part in parts if is_own(part)}
-    twins: dict[str, Any] = together(shape, [copies.get(id(part), part) for part in parts])
+    twins: dict[tuple[int, str], Any] = _together(shape, [copies.get(id(part), part) for part in parts])
+    hooks = [(number, kind) for number, (_, space, _) in enumerate(spaces) for kind in _HOOKS & space.keys()]
     try:
-        for name, (space, key) in places.items():
-            space[key] = twins[name]
-        for _, space in spaces:
-            space.update({kind: _without_others(space[kind]) for kind in _HOOKS & space.keys()})
+        for (number, key), twin in twins.items():
+            spaces[number][1][key] = twin
+        for number, kind in hooks:
+            spaces[number][1][kind] = _without_others(held[number][kind])
         before = prints()
         yield changes
     finally:
-        for (_, space), originals in zip(spaces, held, strict=True):
-            for key in {**originals, **space}:
-                if key in _HOOKS or is_state(key, space.get(key)) or is_state(key, originals.get(key)):
-                    if key in originals:
-                        space[key] = originals[key]
-                    else:
-                        del space[key]
+        for number, key in [*twins, *state(), *hooks]:
+            if key in held[number]:
+                spaces[number][1][key] = held[number][key]
+            else:
+                del spaces[number][1][key]
+
+
+def _apart(value: Any) -> tuple[bytes, list[Any]]:
+    """Return the shape of state, and its parts in order: all that is inside and not copied with its contents."""
+    file = io.BytesIO()
+    parts: list[Any] = []
+
+    def number_of(part: Any) -> int | None:
+        if _is_mixed(part):
+            return None
+        parts.append(part)
+        return len(parts) - 1
+
+    pickler = pickle.Pickler(file, 4)
+    pickler.persistent_id = number_of  # type: ignore[method-assign]
+    pickler.dump(value)
+    return file.getvalue(), parts
+
+
+def _together(shape: bytes, parts: list[Any]) -> Any:
+    """Return new state of a shape, with these parts."""
+    unpickler = pickle.Unpickler(io.BytesIO(shape))
+    unpickler.persistent_load = parts.__getitem__  # type: ignore[method-assign]
+    return unpickler.load()
 
 
 def _is_mixed(value: Any) -> bool:

@@ -3,19 +3,23 @@
 import random
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tensorstash.abilities.checkpoints import ALREADY, CHECKPOINTED, Region, Repeats
 from tensorstash.backends.forward import is_called_by
-from tensorstash.backends.parts import WEIGHTS, NoCopy, apart, as_before, buffers_of, is_argument, isolated, taken_apart
+from tensorstash.backends.parts import WEIGHTS, NotRepeated, buffers_of, emptied, filled, isolated
+
+NOT_CALLED = object()
+"""Returned in place of outputs where a module is to be called as ever."""
 
 
 def call_again(
     region: Region, module: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call a module so that backward calls it again, if it is proved that it can be, and as ever otherwise.
+    """Call a module so that backward calls it again, if it is proved that it can be.
 
     Args:
         region: record of the module; gets the result of the proof.
@@ -23,83 +27,116 @@ def call_again(
         call: of the module.
         args: of the call.
         kwargs: of the call.
+
+    Returns:
+        The outputs, or :data:`NOT_CALLED`.
     """
     if region.fate != CHECKPOINTED or region.refusal or not module.training:
-        return call(*args, **kwargs)
+        return NOT_CALLED
     backend = region.backend
     framework: Repeats = backend.repeats
     tensors: list[Any] = []
     opaque: list[object] = []
-    build = taken_apart((args, kwargs), framework, tensors, opaque)
-    if framework.is_checkpointed() or vars(module).get("gradient_checkpointing"):
-        region.judged(ALREADY)
-    elif opaque:
-        region.judged(f"takes a {type(opaque[0]).__qualname__}, which a second call may find changed")
-    elif region.refusal is None:
-        try:
-            region.judged(*_proof(backend, module, call, tensors, build))
-        except NoCopy as error:
-            region.judged(str(error))
-        except Exception:  # the call itself raises it, or makes weights, and draws the numbers that it would have drawn
+    try:
+        arguments = emptied((args, kwargs), framework, tensors, opaque)
+        if framework.is_checkpointed() or vars(module).get("gradient_checkpointing"):
+            raise NotRepeated(ALREADY)
+        if opaque:
+            raise NotRepeated(f"takes a {type(opaque[0]).__qualname__}, which a second call may find changed")
+        if region.refusal is None:
+            region.judged("", *_proof(backend, module, call, tensors, arguments))
+    except NotRepeated as reason:
+        region.judged(str(reason))
+        return NOT_CALLED
+    except Exception:  # the call itself raises it, or makes weights, and draws the numbers that it would have drawn
+        return NOT_CALLED
+
+    parts = [module]
+    for part in parts:  # in a loop of its own, since each call asks
+        parts += [each for each in getattr(part, framework.inside).values() if each is not None]
+    modes = [part.training for part in parts]
+    again = partial(call_as_before, iter((False,)), region, call, arguments, parts, modes)
+    return framework.repeat(again, module, tensors)
+
+
+def call_as_before(
+    is_again: Iterator[bool],
+    region: Region,
+    call: Callable[..., Any],
+    arguments: Any,
+    parts: list[Any],
+    modes: list[bool],
+    *tensors: Any,
+) -> Any:
+    """Call a module on other tensors: for the second time in its modes of the first one, and its buffers stay."""
+    args, kwargs = filled(arguments, tensors)
+    switched = [(part, mode) for part, mode in zip(parts, modes, strict=True) if part.training is not mode]
+    if next(is_again, True) and (switched or region.writes):
+        with _as_before(region, parts[0], switched):
             return call(*args, **kwargs)
-    if region.refusal != "":
-        return call(*args, **kwargs)
-
-    is_again = False
-    modes = [(part, part.training) for _, part in backend.named_modules(module)]
-
-    def again(*tensors: Any) -> Any:
-        args, kwargs = build(tensors)
-        if not is_again:
-            return call(*args, **kwargs)
-        with as_before(backend, module, modes, writes=region.writes):
-            return call(*args, **kwargs)
-
-    outputs = framework.repeat(again, module, tensors)
-    is_again = True
-    return outputs
+    return call(*args, **kwargs)
 
 
-def _proof(
-    backend: Any, module: Any, call: Callable[..., Any], tensors: list[Any], build: Callable[[Any], Any]
-) -> tuple[str, bool, int]:
-    """Return why a module cannot be called again, empty if it can, whether it writes buffers, and the saved bytes.
+@contextmanager
+def _as_before(region: Region, module: Any, switched: list[tuple[Any, bool]]) -> Iterator[None]:
+    """Switch the modes of modules, and write buffers into copies, so that their versions stay."""
+    backend = region.backend
+    held = [(space, key, space[key]) for space, key in buffers_of(backend, module)] if region.writes else []
+    copies = {id(buffer): backend.repeats.copied(buffer) for _, _, buffer in held}
+    try:
+        for space, key, buffer in held:
+            space[key] = copies[id(buffer)]
+        for part, mode in switched:
+            part.training = mode
+        yield
+    finally:
+        for space, key, buffer in held:
+            space[key] = buffer
+        for part, mode in switched:
+            part.training = not mode
+
+
+def _proof(backend: Any, module: Any, call: Callable[..., Any], tensors: list[Any], arguments: Any) -> tuple[bool, int]:
+    """Return whether a module writes buffers, and the bytes that it saves.
 
     It runs twice on copies of its arguments and of its state, from the same random numbers, and both runs have to save
     the same bits.
+
+    Raises:
+        NotRepeated: it cannot be called again.
     """
     weights = [weight for _, part in backend.named_modules(module) for weight in part._parameters.values()]
     versions = _versions(backend, weights)
     with isolated(backend, module) as changes:
         own = {_address(backend, space[key]) for space, key in buffers_of(backend, module)}
-        refusal, saved, nbytes = _run(backend, call, tensors, build, own)
+        saved, nbytes = _run(backend, call, tensors, arguments, own)
         try:
-            _, saved_again, _ = _run(backend, call, tensors, build, own)
+            saved_again, _ = _run(backend, call, tensors, arguments, own)
         except Exception as error:
-            refusal, saved_again = refusal or f"raises {type(error).__name__} when it is called again", saved
+            raise NotRepeated(f"raises {type(error).__name__} when it is called again") from error
         changed, writes = changes()
-    if not refusal and changed:
-        refusal = f"keeps a value of its own in {changed[0]}"
+    if changed:
+        raise NotRepeated(f"keeps a value of its own in {changed[0]}")
     if versions != _versions(backend, weights):
-        refusal = refusal or "writes its weights in place"
-    refusal = refusal or ("saves other values when it is called again" if saved != saved_again else "")
-    return refusal, writes, nbytes
+        raise NotRepeated("writes its weights in place")
+    if saved != saved_again:
+        raise NotRepeated("saves other values when it is called again")
+    return writes, nbytes
 
 
 def _run(
-    backend: Any, call: Callable[..., Any], tensors: list[Any], build: Callable[[Any], Any], own: set[int]
-) -> tuple[str, list[Hashable], int]:
+    backend: Any, call: Callable[..., Any], tensors: list[Any], arguments: Any, own: set[int]
+) -> tuple[list[Hashable], int]:
     """Call a module on copies of its arguments; ``own`` are the addresses of its buffers, which it may write.
 
-    Returns why it cannot be called again, keys of the saved and returned tensors, and the bytes saved beside weights,
-    buffers and arguments, where equal bits count once.
+    Returns keys of the saved and returned tensors, and the bytes saved beside weights, buffers and arguments, where
+    equal bits count once.
     """
     framework: Repeats = backend.repeats
     copies = [framework.copied(tensor) for tensor in tensors]
     versions = _versions(backend, copies)
     given = {_address(backend, copy) for copy in copies}
-    args, kwargs = build(copies)
-    before = apart((args, kwargs), is_argument)
+    args, kwargs = filled(arguments, copies)
     keys: list[Hashable] = []
     sizes: dict[Hashable, int] = {}
     is_done = False
@@ -111,35 +148,26 @@ def _run(
         if isinstance(keys[-1], tuple) and _address(backend, tensor) not in given:
             sizes[keys[-1]] = tensor.element_size() * int(tensor.numel())
 
-    with _same_numbers(framework, tensors) as drawn:
-        try:
-            with backend.hooks(pack, _refuse, trusted=True):
-                outputs = call(*args, **kwargs)
-        except _WantsBack:
-            return "computes gradients of its own", [], 0
+    with _same_numbers(framework, tensors) as drawn, backend.hooks(pack, _refuse, trusted=True):
+        outputs = call(*args, **kwargs)
+    left: list[Any] = []
     returned: list[Any] = []
     opaque: list[object] = []
-    taken_apart(outputs, framework, returned, opaque)
-    keys += [_key(backend, tensor, own) for tensor in returned]
-    shape, parts = apart((args, kwargs), is_argument)
-    is_same = shape == before[0] and all(one is other for one, other in zip(parts, before[1], strict=True))
-    if not is_same or _versions(backend, copies) != versions:
-        refusal = "writes its arguments in place"
-    elif is_done:
-        refusal = ALREADY
-    elif opaque and framework.reenters:
-        refusal = f"returns a {type(opaque[0]).__qualname__}"
-    else:
-        refusal = f"draws numbers from {drawn[0]}, which is not set back" if drawn else ""
-    return refusal, keys, sum(sizes.values())
-
-
-class _WantsBack(Exception):  # noqa: N818  (no error: it ends a run)
-    """Raised where a run asks for a saved tensor."""
+    is_same = emptied((args, kwargs), framework, left, opaque) == arguments and not opaque
+    if not is_same or [*map(id, left)] != [*map(id, copies)] or _versions(backend, copies) != versions:
+        raise NotRepeated("writes its arguments in place")
+    if is_done:
+        raise NotRepeated(ALREADY)
+    emptied(outputs, framework, returned, opaque)
+    if opaque and framework.reenters:
+        raise NotRepeated(f"returns a {type(opaque[0]).__qualname__}")
+    if drawn:
+        raise NotRepeated(f"draws numbers from {drawn[0]}, which is not set back")
+    return keys + [_key(backend, tensor, own) for tensor in returned], sum(sizes.values())
 
 
 def _refuse(packed: None) -> Any:
-    raise _WantsBack
+    raise NotRepeated("computes gradients of its own")
 
 
 def _versions(backend: Any, tensors: list[Any]) -> list[tuple[str, int]]:

@@ -104,6 +104,11 @@ def appends(block, x, seen):
     return x
 
 
+def replaces(block, x, seen):
+    seen[0] = x * 2
+    return x
+
+
 def differentiates(block, y):
     if not block.of.lab.requires_grad(y):
         return y
@@ -132,6 +137,7 @@ BOTH = [
     ("writes its weights in place", clamps, None, operator.call),
     ("writes its arguments in place", lambda block, x: x.tanh_(), None, lambda block, x: block(x * 1)),
     ("writes its arguments in place", appends, None, lambda block, x: block(x, [])),
+    ("writes its arguments in place", replaces, None, lambda block, x: block(x, [x * 3])),
     ("takes a Cache", appends, None, lambda block, x: block(x, Cache())),
 ]
 UNREPEATABLE = {

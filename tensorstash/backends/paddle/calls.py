@@ -11,7 +11,7 @@ from paddle.nn import Layer
 
 from tensorstash.abilities.checkpoints import Region
 from tensorstash.backends.forward import Replacement, Scope, ScopedMethod
-from tensorstash.backends.repeat import call_again
+from tensorstash.backends.repeat import NOT_CALLED, call_again
 from tensorstash.protocols import Undo
 
 _CALL = "_dygraph_call_func"
@@ -43,10 +43,12 @@ class _ScopedCall(ScopedMethod):
         return self.__wrapped__(*args, **kwargs)  # nothing is saved, also where a program is being made
 
     def _inside(self, inside: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = self.__wrapped__
         if isinstance(inside, Region):
-            return call_again(inside, self._alive(), self.__wrapped__, args, kwargs)
+            outputs = call_again(inside, self._alive(), call, args, kwargs)
+            return call(*args, **kwargs) if outputs is NOT_CALLED else outputs
         with inside:
-            return self.__wrapped__(*args, **kwargs)
+            return call(*args, **kwargs)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from tensorstash.abilities.checkpoints import Repeats
 from tensorstash.backends.forward import is_called_by
-from tensorstash.backends.parts import taken_apart
+from tensorstash.backends.parts import emptied, filled
 from tensorstash.errors import StashError
 
 # Paddle does not type them.
@@ -28,6 +28,7 @@ class PaddleRepeats(Repeats):
     generator = Generator
     constants = (paddle.dtype,)
     notes = frozenset(vars(paddle.nn.Layer())) - {"training"}
+    inside = "_sub_layers"
     reenters = True
     source = _recompute.__module__
 
@@ -42,23 +43,21 @@ class PaddleRepeats(Repeats):
         if not asks:  # recompute gives the weights of a layer no gradients unless an argument asks for one
             start = [paddle.zeros([1])]
             start[0].stop_gradient = False
-        build: Callable[[Any], Any] | None = None
+        made: Any = None
 
         def run(*given: Any) -> tuple[Any, ...]:
-            nonlocal build
-            if build is not None and is_called_by("paddle.base.dygraph.base", "grad"):
+            nonlocal made
+            if made is not None and is_called_by("paddle.base.dygraph.base", "grad"):
                 raise StashError(
                     "checkpoint: paddle.grad goes through a block that is computed again, which would add to the "
                     "gradients of its weights; call backward() on the loss, or leave Checkpoint out of the policy"
                 )
             found = list(given[len(start) :])
-            whole = taken_apart(again(*found), self, found, [])
-            build = build or whole
+            made = (emptied(again(*found), self, found, []),)
             return tuple(found[len(tensors) :])
 
         outputs = _recompute(run, *start, *tensors)
-        assert build is not None
-        return build([*tensors, *outputs])
+        return filled(made[0], [*tensors, *outputs])
 
     def is_buffer(self, value: Any) -> bool:
         return isinstance(value, Tensor) and value.stop_gradient

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from tensorstash.abilities.checkpoints import Region
 from tensorstash.backends.forward import Replacement, Scope, ScopedMethod
-from tensorstash.backends.repeat import call_again
+from tensorstash.backends.repeat import NOT_CALLED, call_again
 from tensorstash.backends.torch.eligibility import is_recorded
 from tensorstash.backends.torch.hooks import opaque
 from tensorstash.errors import BackendError
@@ -96,10 +96,12 @@ class _OpaqueCall(ScopedMethod):
         inside = None if scope is None else _made(scope)
         if inside is None:
             return self._replaced(module)(*args, **kwargs)
+        call = self._replaced(module)
         if isinstance(inside, Region):
-            return call_again(inside, module, self._replaced(module), args, kwargs)
+            outputs = call_again(inside, module, call, args, kwargs)
+            return call(*args, **kwargs) if outputs is NOT_CALLED else outputs
         with inside:
-            return self._replaced(module)(*args, **kwargs)
+            return call(*args, **kwargs)
 
     @property
     def __wrapped__(self) -> Any:

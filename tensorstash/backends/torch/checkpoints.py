@@ -2,21 +2,18 @@
 
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
-from inspect import unwrap
-from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import _current_graph_task_id
 from torch._C._autograd import _top_saved_tensors_default_hooks
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.nn import Module
 from torch.utils import checkpoint as theirs
 from xxhash import xxh3_64_intdigest
 
 from tensorstash.abilities.checkpoints import Repeats
-from tensorstash.backends import forward, parts, repeat
+from tensorstash.backends.repeat import call_again, call_as_before
 from tensorstash.backends.torch.hooks import opaque
 from tensorstash.backends.torch.recipes.digests import device_digest
 
@@ -28,6 +25,7 @@ class TorchRepeats(Repeats):
     generator = torch.Generator
     constants = (torch.dtype, torch.device, torch.layout)
     notes = frozenset(vars(Module())) - {"training"}
+    inside = "_modules"
     reenters = False
     source = theirs.__name__
 
@@ -59,34 +57,11 @@ class TorchRepeats(Repeats):
         return xxh3_64_intdigest(bits.numpy().data) if bits.is_cpu else int(device_digest(bits))
 
     def same_numbers(self, tensors: list[Any]) -> AbstractContextManager[None]:
-        devices = _accelerators(tensors)
+        devices = {tensor.device for tensor in tensors} - {torch.device("cpu"), torch.device("meta")}
         kind = next(iter(devices)).type if devices else "cuda"
         return torch.random.fork_rng(devices, device_type=kind)
 
 
-def _accelerators(tensors: list[Any]) -> set[torch.device]:
-    return {tensor.device for tensor in tensors} - {torch.device("cpu"), torch.device("meta")}
-
-
-def _keep_from_compiler(code: CodeType) -> None:
-    # The compiler compiles the module that is called inside, as ever.
-    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            _keep_from_compiler(inner)
-
-
-_AROUND = (repeat.call_again, repeat._proof, repeat._run, TorchRepeats.repeat)
-"""They call the module."""
-
-for _each in (*vars(repeat).values(), *vars(parts).values(), *vars(TorchRepeats).values()):
-    if isinstance(_each, FunctionType) and _each.__module__ in (
-        __name__,
-        forward.__name__,
-        repeat.__name__,
-        parts.__name__,
-    ):
-        if _each in _AROUND:
-            _keep_from_compiler(_each.__code__)
-        else:
-            opaque(unwrap(_each))
+# With all that it calls.
+opaque(call_again)
+opaque(call_as_before)
