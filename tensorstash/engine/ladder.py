@@ -5,9 +5,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from itertools import islice
 from operator import attrgetter
+from typing import Literal, get_args
 
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.stats import Tally
@@ -19,12 +19,8 @@ logger = logging.getLogger("tensorstash")
 _REMEMBERED_STEPS = 32
 
 
-class Fate(Enum):
-    """The treatment of a saved tensor in the plan of a step."""
-
-    KEEP = "kept"
-    RECOMPUTE = "recomputed"
-    STORE = "stored"
+Fate = Literal["kept", "recomputed", "stored"]
+"""The treatment of a saved tensor in the plan of a step."""
 
 
 @dataclass(eq=False, slots=True)
@@ -75,7 +71,7 @@ def planned(records: Sequence[Record], limit_bytes: int) -> list[Record]:
     >>> step = [Record("x", 10, place) for place in range(3)]
     >>> for record in step:
     ...     record.was_stored()
-    >>> [record.fate.value for record in planned(step, 15)]
+    >>> [record.fate for record in planned(step, 15)]
     ['stored', 'stored', 'kept']
     """
     groups: dict[int, list[Record]] = {}
@@ -92,16 +88,16 @@ def planned(records: Sequence[Record], limit_bytes: int) -> list[Record]:
 
 
 def _choose(groups: dict[int, list[Record]], excess: int) -> dict[int, Fate]:
-    fates = dict.fromkeys(groups, Fate.KEEP)
-    for fate in (Fate.RECOMPUTE, Fate.STORE):
+    fates: dict[int, Fate] = dict.fromkeys(groups, "kept")
+    for fate in get_args(Fate)[1:]:
         for memory, group in groups.items():
             if excess <= 0:
                 return fates
             gain = sum(record.nbytes for record in group)
-            if fate is Fate.STORE:
+            if fate == "stored":
                 gain -= sum(record.left_bytes for record in group)
-            may_leave = all(record.is_remakable if fate is Fate.RECOMPUTE else record.is_storable for record in group)
-            if fates[memory] is Fate.KEEP and gain > 0 and may_leave:
+            may_leave = all(record.is_remakable if fate == "recomputed" else record.is_storable for record in group)
+            if fates[memory] == "kept" and gain > 0 and may_leave:
                 fates[memory] = fate
                 excess -= gain
     return fates
@@ -110,9 +106,9 @@ def _choose(groups: dict[int, list[Record]], excess: int) -> dict[int, Fate]:
 def _peak(groups: dict[int, list[Record]], fates: dict[int, Fate]) -> int:
     """Return the most bytes that are held in backward: tensors that stay, and one that is back, the newest first."""
     sizes = {memory: sum(record.nbytes for record in group) for memory, group in groups.items()}
-    held = peak = sum(nbytes for memory, nbytes in sizes.items() if fates[memory] is Fate.KEEP)
+    held = peak = sum(nbytes for memory, nbytes in sizes.items() if fates[memory] == "kept")
     for memory in reversed(sizes):
-        if fates[memory] is Fate.KEEP:
+        if fates[memory] == "kept":
             held -= sizes[memory]
         else:
             peak = max(peak, held + sizes[memory])
@@ -240,5 +236,5 @@ class Ladder:
         """Return how many tensors the plan of the last step keeps, recomputes and stores; empty before there is one."""
         with self._lock:
             plan = next(reversed(self._plans.values()), [])
-        parts = {fate: [record.nbytes for record in plan if record.fate is fate] for fate in Fate}
-        return {fate.value: Tally(len(sizes), sum(sizes)) for fate, sizes in parts.items()} if plan else {}
+        parts = {fate: [record.nbytes for record in plan if record.fate == fate] for fate in get_args(Fate)}
+        return {fate: Tally(len(sizes), sum(sizes)) for fate, sizes in parts.items()} if plan else {}

@@ -10,7 +10,7 @@ from weakref import ref
 
 from tensorstash.abilities import SupportsGraph
 from tensorstash.engine.content import Content
-from tensorstash.engine.ladder import Fate, Ladder
+from tensorstash.engine.ladder import Ladder
 from tensorstash.engine.stats import Tally
 from tensorstash.host.budget import Lease
 
@@ -201,7 +201,7 @@ class Residency:
         leaving: list[Content] = []
         for content in freed:
             is_exact = content.place.is_lossless and not content.is_recipe
-            if is_exact and (content.record is None or content.record.fate is not Fate.STORE):
+            if is_exact and (content.record is None or content.record.fate != "stored"):
                 self._staying.append(ref(content))
             else:
                 leaving.append(content)

@@ -12,7 +12,7 @@ from tensorstash.engine.advice import JUDGED_ENTRIES, Adviser
 from tensorstash.engine.checkpoints import Border, by_treatment, judge_regions
 from tensorstash.engine.content import Content
 from tensorstash.engine.handle import Handle, KeptHandle, SessionState, Stashed
-from tensorstash.engine.ladder import Fate, Ladder, Record
+from tensorstash.engine.ladder import Ladder, Record
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.link import pace
 from tensorstash.engine.memory import BudgetSize, limit_of
@@ -42,7 +42,7 @@ _REMEMBERED = 4096
 
 _WITHIN_BUDGET = "within the budget"
 
-_RECOMPUTED = None, Fate.RECOMPUTE
+_RECOMPUTED = None, "recomputed"
 """Fates of tensors that are made again if they can be: no plan knows them, or it says so."""
 
 
@@ -290,7 +290,7 @@ class Session(Generic[T]):
             return self._keep(tensor, place, spec.nbytes)
         if spec.nbytes < self._min_bytes:
             return self._keep(tensor, SMALL, spec.nbytes)
-        if record is not None and record.fate is Fate.KEEP and (self._residency is None or not place.is_lossless):
+        if record is not None and record.fate == "kept" and (self._residency is None or not place.is_lossless):
             return self._keep(tensor, _WITHIN_BUDGET, spec.nbytes)  # leaving later would need a copy now
         state, backend, residency, thread = self.state, self.backend, self._residency, self._thread
         version = self._version(tensor)

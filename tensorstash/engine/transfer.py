@@ -113,12 +113,12 @@ class SideStream:
         for transfer in list(self.transfers) if self.is_out else ():
             transfer.release()
 
-    def release_oldest(self) -> None:
-        """Let compute wait for the oldest copies to the host that hold their sources."""
-        for transfer in self.transfers if self.is_out else ():
-            if transfer.held:
-                transfer.release()
-                break
+    def release_oldest(self) -> bool:
+        """Let compute wait for the oldest copies to the host that hold their sources; return whether there are any."""
+        oldest = next((transfer for transfer in self.transfers if transfer.held), None) if self.is_out else None
+        if oldest is not None:
+            oldest.release()
+        return oldest is not None
 
     def finish(self) -> None:
         """Wait for the end of all copies, so that host memory may go."""

@@ -250,6 +250,8 @@ class Transfers:
         """Give up host memory that the last steps have not needed, and read ahead again on a device that was full."""
         self.was_full = False
         self._pinned.end_step()
+        self.out_budget.count_anew()
+        self.back_budget.count_anew()
 
     @property
     def pinned_bytes(self) -> int:
@@ -277,8 +279,8 @@ class Transfers:
         """Count bytes of a source, which goes alone if it is larger than the budget; others go until there is room."""
         budget = self.out_budget
         while (lease := budget.try_acquire(min(nbytes, budget.limit))) is None:
-            for other in self._side_streams.values():
-                other.release_oldest()
+            if not any(other.release_oldest() for other in self._side_streams.values()):
+                budget.count_anew()  # an interrupt may have left bytes
         return lease
 
     def _side_stream(self, device: str, direction: str) -> "SideStream":

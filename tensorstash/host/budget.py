@@ -59,8 +59,8 @@ class ByteBudget:
     """Bytes that may be in use at one time. Thread-safe.
 
     A lease leaves a note when its last reference goes, by one operation of C, and the next request reads the notes: no
-    finalizer takes a lock. An interrupt may leave more bytes in use than there are leases for, until a thread waits,
-    which counts them anew.
+    finalizer takes a lock. An interrupt may leave more bytes in use than there are leases for, until they are counted
+    anew: by a thread that waits, or at the end of a step.
 
     Args:
         limit: most bytes in use; may be raised at any time.
@@ -141,12 +141,16 @@ class ByteBudget:
             bell = threading.Lock()
             bell.acquire()
             self._bells.add(bell)  # first: bytes that come back from here on ring it
-            with self._lock:
-                self.taken = sum(self._entries.values())
+            self.count_anew()
             if self.used > most_bytes:
                 bell.acquire(timeout=min(left, LOOK_AGAIN_S))
             self._bells.discard(bell)
         return True
+
+    def count_anew(self) -> None:
+        """Count the bytes of the leases that there are."""
+        with self._lock:
+            self.taken = sum(self._entries.values())
 
 
 def share_of(step_bytes: int, largest: int) -> int:

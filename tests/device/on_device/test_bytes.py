@@ -223,3 +223,15 @@ def test_a_tensor_that_cannot_be_read_leaves_the_others_of_its_group_alone(monke
             one.drain()
     assert [torch.equal(one.unpack(handles[n]).cpu(), expected[n]) for n in (0, 2)] == [True, True]
     assert one.state.ledger.snapshot().live.tensors == 2
+
+
+def test_bytes_that_an_interrupt_has_left_in_a_budget_stop_no_copy() -> None:
+    one = session(ts.CpuOffload(), ts.Limits(in_flight="20KiB", ahead=0))
+    assert one.transfers is not None
+    budget = one.transfers.out_budget
+    budget.taken = budget.limit
+    tensor = torch.full((1000,), 2.0).to(KIND)
+    with one.scope():
+        handle = one.pack(tensor * 1)
+    assert torch.equal(one.unpack(handle), tensor)
+    assert budget.taken <= 4000
