@@ -5,7 +5,6 @@ import pytest
 
 from tensorstash.codecs import Affine
 from tensorstash.host.arrays import Array
-from tensorstash.kernels.bits import coarsen
 from tensorstash.kernels.groups import BLOCK, Block, Groups, extremes
 from tensorstash.testing.contents import dense_spec, float_bits, float_values
 from tensorstash.testing.layouts import special_values
@@ -36,13 +35,6 @@ def test_payload_holds_scales_lows_and_codes_with_the_first_in_the_lowest_bits()
 def test_rounding_to_nearest_breaks_ties_to_even() -> None:
     data = np.array([0, 0.5, 1.5, 2.5, 255], np.float32)
     assert there_and_back(Affine(bits=8), data, "float32").tolist() == [0, 0, 2, 2, 255]
-
-
-@pytest.mark.parametrize(("bits", "worth"), [(4, 17), (2, 85)])
-def test_fewer_bits_are_the_nearest_to_codes_of_8_bits(bits: int, worth: int) -> None:
-    codes = np.arange(256, dtype=np.uint8)
-    coarsen(codes, bits)
-    assert codes.tolist() == [round(code / worth) for code in range(256)]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -220,17 +212,6 @@ def test_the_only_number_beside_specials_comes_back_exactly(number: float) -> No
 def test_neighbouring_numbers_come_back_exactly() -> None:
     data = np.where(np.arange(640) % 3 == 0, np.float32(1), np.nextafter(np.float32(1), np.float32(2)))
     assert same(there_and_back(Affine(bits=8, group_size=64), data, "float32"), data)
-
-
-def test_extremes_are_those_of_the_floats() -> None:
-    rng = np.random.default_rng(7)
-    for signs in ([1], [-1], [-1, 1], [0, 1], [-1, 0], [0.0, -0.0]):
-        values = (rng.choice(signs, (50, 9)) * rng.random((50, 9)) * 10.0 ** rng.integers(-44, 38, (50, 9))).ravel()
-        for dtype in (np.float32, np.float64):
-            flat = values.astype(dtype)
-            low, high = extremes(flat.reshape(50, 9))
-            np.testing.assert_array_equal(low, flat.reshape(50, 9).min(axis=1))
-            np.testing.assert_array_equal(high, flat.reshape(50, 9).max(axis=1))
 
 
 @pytest.mark.parametrize("nan", [0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF])

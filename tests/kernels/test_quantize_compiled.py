@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from tensorstash.codecs import Affine
 from tensorstash.host import native
 from tensorstash.host.arrays import Array, borrowed
-from tensorstash.kernels.bits import pack_codes, packed_nbytes, unpack_codes
 from tensorstash.testing.contents import dense_spec
 from tensorstash.testing.layouts import special_values
 
@@ -133,14 +132,3 @@ def test_sizes_that_do_not_fit_together_are_refused(change: dict[str, object], m
 def test_floats_that_do_not_fit_are_refused(name: str, source: Array, target: Array, dtype: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         getattr(native.functions, name)(source, target, dtype)
-
-
-@pytest.mark.parametrize("bits", [2, 4])
-@given(data=st.data())
-def test_codes_are_one_number_whose_lowest_bits_are_the_first(bits: int, data: st.DataObject) -> None:
-    codes = np.array(data.draw(st.lists(st.integers(0, 2**bits - 1), max_size=40)), np.uint8)
-    packed = np.full(packed_nbytes(codes.size, bits), 0xFF, np.uint8)
-    pack_codes(codes, bits, packed)
-    assert unpack_codes(packed, bits, codes.size).tolist() == codes.tolist()
-    number = sum(int(code) << (bits * place) for place, code in enumerate(codes))
-    assert packed.tobytes() == number.to_bytes(packed.size, "little")

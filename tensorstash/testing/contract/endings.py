@@ -245,7 +245,7 @@ class SaysWhenNothing(Harness):
         wraps: list[Wrapped] = []
         first = self._said(lambda: wraps.append(self.wrap(model, Keep())))
         assert not first, first
-        self._said_once(lambda: wraps.append(self.wrap(model, StoreIn(Memory()))), "wrapped already")
+        self._said_once(lambda: wraps.append(self.wrap(model, StoreIn(Memory()))), "wrapped already", "unwrap(model)")
         model(lab.tensor(floats(5, 8)))
 
     def test_line12_a_pattern_without_a_module_is_refused(self, lab: Lab) -> None:
