@@ -130,6 +130,8 @@ class RecipePlace:
         try:
             whole = self.producers.run(self._recipe, values, self.spec)
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             self._refuse()
             raise StashError(f"{self._label(content)}: {type(error).__name__}: {error}") from error
         digest = self.producers.digest(whole)

@@ -1,12 +1,15 @@
-"""Small models of the kinds that people train, and steps of training on the simulated device."""
+"""Small models of the kinds that people train, steps of training on a device, and policies that move what they save."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import tensorstash as ts
+from tensorstash.policies.plan import HookPolicy
 from tests.device.chosen import FIRST
 
 Scope = Callable[[], AbstractContextManager[Any]]
@@ -74,6 +77,15 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "language": (Language, lambda: torch.randint(0, 50, (2, 12))),
     "images": (Images, lambda: torch.randn(2, 3, 8, 8)),
     "sequences": (Sequences, lambda: torch.randn(2, 4, 8)),
+}
+
+
+POLICIES: dict[str, Callable[[Path], HookPolicy]] = {
+    "offloaded": lambda folder: ts.CpuOffload(),
+    "compressed": lambda folder: ts.Compress(min_ratio=1),
+    "spilled": lambda folder: ts.DiskSpill(folder),
+    "offloaded and compressed": lambda folder: ts.CpuOffload() | ts.Compress(min_ratio=1),
+    "compressed and spilled": lambda folder: ts.Compress(min_ratio=1) | ts.DiskSpill(folder),
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from asynchronous import asynchronous
+from order_faults import with_copies
 from shuffled import Shuffled
 
 import tensorstash as ts
@@ -24,7 +25,6 @@ from tensorstash.engine.session import Session
 from tensorstash.engine.transfers import Transfers
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.futures import Future
-from tensorstash.host.pinned import PinnedMemory
 from tensorstash.reference import Tensor
 from tensorstash.reference.storage.streams import Stream, default_stream, use_stream
 
@@ -119,11 +119,7 @@ def session(
     copies: type[Transfers] = Transfers,
 ) -> Session[Any]:
     """Return a session whose threads are the schedule's."""
-    one = Session(policy, backend(), min_bytes=0, limits=limits)
-    pinned = PinnedMemory(one.backend.streams.locked_pages, limits.pinned_bytes or 2**40)
-    out_bytes, back_bytes = limits.in_flight_bytes, limits.ahead_bytes
-    copies_of = copies(one.backend.streams, pinned, out_bytes=out_bytes, back_bytes=back_bytes)
-    one.transfers = one.places.transfers = copies_of
+    one = with_copies(Session(policy, backend(), min_bytes=0, limits=limits), copies)
     one.sender.writers = Queue(host)  # type: ignore[assignment]
     one.state.prefetcher.readers = Queue(host)  # type: ignore[assignment]
     one.sender.in_flight = DrivenBudget(limits.in_flight_bytes, host)

@@ -10,8 +10,19 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
+from tensorstash.engine.session import Session
 from tensorstash.engine.transfer import Transfer
 from tensorstash.engine.transfers import Transfers
+from tensorstash.host.pinned import PinnedMemory
+
+
+def with_copies(session: Session[Any], copies: type[Transfers]) -> Session[Any]:
+    """Return a session whose copies are those of another class."""
+    limits, streams = session.limits, session.backend.streams
+    pinned = PinnedMemory(streams.locked_pages, limits.pinned_bytes or 2**40)
+    made = copies(streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
+    session.transfers = session.places.transfers = made
+    return session
 
 
 class BackendFault:

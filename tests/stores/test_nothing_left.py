@@ -83,27 +83,27 @@ print(killed)
 def test_in_a_fork_a_store_is_closed_and_harms_nothing(tmp_path, level):
     script = """
 from tensorstash.errors import SlotGoneError
+from tests.processes import locks_held
 store = open_store()
 slab = store.slab
 slot = store.put(np.full(9_000_000, 3, np.uint8))
 doomed = store.put(np.full(100, 4, np.uint8))
 names = os.listdir(sys.argv[1])
-store._lock.acquire()  # as a thread may have, which the child does not have
-if (child := os.fork()) == 0:
-    for refused in (lambda: store.get(slot), lambda: store.put(np.full(9_000_000, 5, np.uint8))):
-        try:
-            refused()
-        except SlotGoneError as error:
-            assert f"forked process: its records are in process {os.getppid()}" in str(error), error
-        else:
-            os._exit(1)
-    assert slab.file.closed
-    assert store.used_bytes == 0
-    store.delete(doomed)
-    store.close()
-    del store
-    sys.exit(0)
-store._lock.release()
+with locks_held():
+    if (child := os.fork()) == 0:
+        for refused in (lambda: store.get(slot), lambda: store.put(np.full(9_000_000, 5, np.uint8))):
+            try:
+                refused()
+            except SlotGoneError as error:
+                assert f"forked process: its records are in process {os.getppid()}" in str(error), error
+            else:
+                os._exit(1)
+        assert slab.file.closed
+        assert store.used_bytes == 0
+        store.delete(doomed)
+        store.close()
+        del store
+        sys.exit(0)
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 assert os.listdir(sys.argv[1]) == names

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from inside import session_of
 from torch import Tensor, nn
 
 import tensorstash as ts
@@ -14,7 +15,6 @@ from tensorstash.backends.torch.streams import DeviceStreams
 from tensorstash.errors import StashError
 from tests.device.chosen import KIND
 from tests.device.models import Attention, Scope
-from tests.device.orders import session
 from tests.device.simulated import TO_DEVICE, TO_HOST, Simulated
 
 BUDGET = 256 * 2**10
@@ -208,7 +208,7 @@ def test_copies_go_in_groups_that_wait_and_end_together(monkeypatch: pytest.Monk
 
 
 def test_a_tensor_that_cannot_be_read_leaves_the_others_of_its_group_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = session(ts.CpuOffload(), ts.Limits(in_flight="1MiB", ahead="1MiB"))
+    one = session_of(offloaded(2**20, min_bytes=0))
     leaf = torch.randn(3, 32, 32).to(KIND)
     expected = [part.cpu() * 2 for part in leaf]
 
@@ -222,11 +222,12 @@ def test_a_tensor_that_cannot_be_read_leaves_the_others_of_its_group_alone(monke
         with pytest.raises(StashError, match=r"reading float32.* raised RuntimeError: no"):
             one.drain()
     assert [torch.equal(one.unpack(handles[n]).cpu(), expected[n]) for n in (0, 2)] == [True, True]
-    assert one.state.ledger.snapshot().live.tensors == 2
+    assert one.stats().live.tensors == 2
 
 
 def test_bytes_that_an_interrupt_has_left_in_a_budget_stop_no_copy() -> None:
-    one = session(ts.CpuOffload(), ts.Limits(in_flight="20KiB", ahead=0))
+    limits = ts.Limits(in_flight="20KiB", ahead=0)
+    one = session_of(ts.stash(ts.CpuOffload(), framework="torch", min_bytes=0, limits=limits))
     assert one.transfers is not None
     budget = one.transfers.out_budget
     budget.taken = budget.limit

@@ -5,11 +5,14 @@ Every order is proved by interleavings of simulated streams; here some of the sa
 
 import os
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from delays import Dice
 from order_faults import (
+    BackendFault,
     BufferFromThePoolOfTheCopyStream,
     CopyOutBeforeTheSourceIsWritten,
     HostMemoryReusedBeforeItsCopyEnded,
@@ -18,28 +21,68 @@ from order_faults import (
     SourceOfAnotherStreamReused,
     SourceReusedBeforeItsCopyEnded,
     TensorHandedOutBeforeItArrived,
+    with_copies,
 )
 
 import tensorstash as ts
+from tensorstash.backends.torch.backend import TorchBackend
+from tensorstash.engine.session import Session
 from tensorstash.policies.plan import HookPolicy
-from tests.device import orders
-from tests.device.chosen import FIRST
-from tests.device.orders import Program, session
+from tests.device.chosen import FIRST, KIND
+from tests.device.models import Scope
 from tests.device.simulated import Simulated
 
 MOST_TRIES = int(os.environ.get("TENSORSTASH_GUARD_TRIES", "1000"))
+COUNT = 1000
+"""Elements of a tensor."""
 
-OFFLOAD = ts.CpuOffload
+Program = Callable[[Dice, Scope], bytes]
+
+
+def bits(leaf: torch.Tensor) -> bytes:
+    assert leaf.grad is not None
+    return leaf.grad.cpu().numpy().tobytes()
+
+
+def deep(dice: Dice, scope: Scope) -> bytes:
+    """A step of more layers than may be brought back ahead."""
+    leaf = torch.full((COUNT,), 0.5).to(KIND).requires_grad_()
+    with scope():
+        x = leaf
+        for _ in range(12):
+            x = (x * 1.1).tanh()
+    torch.accelerator.current_stream().synchronize()
+    x.sum().backward()
+    return bits(leaf)
+
+
+def aside(dice: Dice, scope: Scope) -> bytes:
+    """Save on one stream what belongs to another, which goes on without waiting."""
+    main, side = torch.accelerator.current_stream(), torch.Stream(device=KIND)
+    x = torch.full((COUNT,), dice.choice([2.0, 3.0]), device=KIND) * 1.0
+    side.wait_event(main.record_event())
+    with side:
+        leaf = torch.ones(COUNT, device=KIND).requires_grad_()
+        with scope():
+            y = leaf * x
+            del x
+            y = y.tanh()  # and what nobody else holds any more leaves
+    for _ in range(dice.choice([1, 3, 6])):
+        torch.full((COUNT,), 7.0, device=KIND) * 1.0
+    with side:
+        y.sum().backward()
+        return bits(leaf)
+
 
 FAULTS: list[tuple[type, Program, Callable[[], HookPolicy]]] = [
-    (CopyOutBeforeTheSourceIsWritten, orders.square, OFFLOAD),
-    (SourceReusedBeforeItsCopyEnded, orders.trained, OFFLOAD),
-    (SourceOfAnotherStreamReused, orders.aside, OFFLOAD),
-    (ReloadIntoMemoryThatIsStillUsed, orders.trained, OFFLOAD),
-    (BufferFromThePoolOfTheCopyStream, orders.trained, OFFLOAD),
-    (TensorHandedOutBeforeItArrived, orders.trained, OFFLOAD),
-    (HostMemoryReusedBeforeItsCopyEnded, orders.deep, ts.Compress),
-    (HostReadsBeforeTheCopyEnded, orders.deep, ts.Compress),
+    (CopyOutBeforeTheSourceIsWritten, deep, ts.CpuOffload),
+    (SourceReusedBeforeItsCopyEnded, deep, ts.CpuOffload),
+    (SourceOfAnotherStreamReused, aside, ts.CpuOffload),
+    (ReloadIntoMemoryThatIsStillUsed, deep, ts.CpuOffload),
+    (BufferFromThePoolOfTheCopyStream, deep, ts.CpuOffload),
+    (TensorHandedOutBeforeItArrived, deep, ts.CpuOffload),
+    (HostMemoryReusedBeforeItsCopyEnded, deep, ts.Compress),
+    (HostReadsBeforeTheCopyEnded, deep, ts.Compress),
 ]
 
 
@@ -49,6 +92,16 @@ def test_a_guard_that_is_gone_is_noticed(
 ) -> None:
     assert not any(differs(seed, program, policy(), device) for seed in range(3))
     assert any(differs(seed, program, policy(), device, fault) for seed in range(MOST_TRIES))
+
+
+def session(policy: HookPolicy, limits: ts.Limits, fault: type | None = None) -> Session[Any]:
+    """Return a session, with a fault of its transfers or its backend or none."""
+    backend = TorchBackend()
+    if fault is not None and issubclass(fault, BackendFault):
+        fault.put(backend, cache(lambda device: backend.streams.side_stream(device, "out")))
+        fault = None
+    one = Session(policy, backend, min_bytes=0, limits=limits)
+    return one if fault is None else with_copies(one, fault)
 
 
 def differs(seed: int, program: Program, policy: HookPolicy, device: Simulated, fault: type | None = None) -> bool:

@@ -19,21 +19,13 @@ from tensorstash.policies.plan import HookPolicy
 from tensorstash.stores.memory import Memory
 from tensorstash.testing.faults import Watched
 from tests.device.chosen import FIRST, KIND, devices
-from tests.device.models import MODELS, Attention, gradients, made
+from tests.device.models import POLICIES, Attention, gradients, made
 from tests.device.simulated import TO_HOST, WAITED, Simulated
-from tests.samples import IS_LONG, pairwise
+from tests.samples import IS_LONG
 
 KIB = 2**10
 TIGHT = ts.Limits(in_flight=20 * KIB, ahead=20 * KIB)
 AT_ONCE = ts.Limits(in_flight=0, ahead=0)
-
-POLICIES: dict[str, Callable[[Path], HookPolicy]] = {
-    "offloaded": lambda folder: ts.CpuOffload(),
-    "compressed": lambda folder: ts.Compress(min_ratio=1),
-    "spilled": lambda folder: ts.DiskSpill(folder),
-    "offloaded and compressed": lambda folder: ts.CpuOffload() | ts.Compress(min_ratio=1),
-    "compressed and spilled": lambda folder: ts.Compress(min_ratio=1) | ts.DiskSpill(folder),
-}
 
 
 def stash(policy: HookPolicy | None = None, limits: ts.Limits = TIGHT) -> ts.Stash:
@@ -64,20 +56,6 @@ def net() -> nn.Module:
 
 def x(seed: int = 1, device: str = FIRST) -> Tensor:
     return torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(seed)).to(device)
-
-
-@pytest.mark.parametrize(("name", "policy", "limits"), pairwise(MODELS, POLICIES, [ts.Limits(), TIGHT, AT_ONCE]))
-def test_models_train_the_same(name: str, policy: str, limits: ts.Limits, device: Simulated, tmp_path: Path) -> None:
-    model, batch = made(name)
-    expected = gradients(model, batch, steps=2)
-    one = stash(POLICIES[policy](tmp_path), limits)
-    assert gradients(model, batch, lambda: one, steps=2) == expected
-    one.drain()  # a writer that is at a payload holds it, though nobody wants it any more
-    stats = one.stats()
-    assert stats.stashed.tensors
-    assert not stats.live.tensors
-    assert not stats.waits
-    assert set(stats.kept) <= {"parameter", "view of a parameter", "leaf that requires grad"}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -306,24 +284,6 @@ def test_autocast(net: nn.Module) -> None:
         return of(net)
 
     both(program)
-
-
-def test_a_step_that_runs_out_of_memory_leaves_nothing_and_the_next_one_works(
-    device: Simulated, net: nn.Module
-) -> None:
-    net(x()).square().mean().backward()
-    expected = [gradient.cpu() for gradient in of(net)]
-    one, before = stash(), device.live()
-    with device.limited(before + 30 * KIB), pytest.raises(torch.OutOfMemoryError), one:
-        net(x()).square().mean()
-    torch.accelerator.synchronize(KIND)
-    assert device.live() == before
-    assert not one.stats().live.tensors
-    torch.manual_seed(0)
-    with one:
-        loss = net.eval()(x()).square().mean()
-    loss.backward()
-    assert len(of(net)) == len(expected)
 
 
 def test_what_is_modified_before_its_copy_is_refused(device: Simulated) -> None:
