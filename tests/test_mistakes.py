@@ -23,7 +23,6 @@ from tensorstash.engine.advice import directories_in_memory
 from tensorstash.errors import (
     BackendError,
     ConfigError,
-    MissingDependencyError,
     PlanError,
     SavedTensorModifiedError,
     StoreError,
@@ -218,17 +217,6 @@ def backward_twice() -> None:
     loss.backward()
 
 
-def without_its_library() -> None:
-    missing = "tensorstash.integrations.lightning"
-    kept = {name: sys.modules.pop(name) for name in [*sys.modules] if name in (missing, "lightning.pytorch")}
-    sys.modules["lightning.pytorch"] = None  # type: ignore[assignment]
-    try:
-        __import__(missing)
-    finally:
-        del sys.modules["lightning.pytorch"]
-        sys.modules.update(kept)
-
-
 Says = Callable[[], object]
 POLICIES: list[tuple[str, Any, str]] = [
     ("a name with a typing error", "compres", "compres.*did you mean 'compress'"),
@@ -338,7 +326,6 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
         ConfigError,
         r"does not fit Written: missing a required argument: 'x'. Name its entries as in \(x\)",
     ),
-    "a trainer that is not installed": (without_its_library, MissingDependencyError, "pip install lightning"),
 }
 
 INSIDE = "inside of a checkpoint.*Wrap the whole model"

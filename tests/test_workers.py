@@ -256,13 +256,6 @@ def test_threads_start_with_the_work_that_needs_them(made, gate):
     assert len(made.threads()) == 3
 
 
-def test_an_error_is_for_whoever_asks_and_the_thread_goes_on():
-    workers = Workers("test", 1)
-    with pytest.raises(ZeroDivisionError):
-        workers.submit(lambda: 1 / 0).result()
-    assert workers.submit(lambda: 1).result() == 1
-
-
 def test_who_is_told_of_the_end_finds_nothing_of_the_work_alive():
     def work(payload=threading.Event()):  # noqa: B008 - a default is what the work alone holds
         return payload.is_set()

@@ -8,49 +8,16 @@ from codec_cases import CODECS
 
 import tensorstash.codecs as codecs_module
 from tensorstash.errors import CodecError, ConfigError
-from tensorstash.host.arrays import Array, as_bytes, borrowed
-from tensorstash.protocols import Codec, SupportsErrorBound
-from tensorstash.spec import DTYPES, TensorSpec
-from tensorstash.testing.contents import contents, dense_spec, float_values
+from tensorstash.host.arrays import borrowed
+from tensorstash.protocols import Codec
+from tensorstash.spec import DTYPES
+from tensorstash.testing.contents import contents, dense_spec
 
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=repr)
 
 
 def accepted(codec: Codec) -> list[str]:
     return [dtype for dtype in DTYPES if codec.accepts(dense_spec((4, 5), dtype))]
-
-
-def same_bits(a: Array, b: Array) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and bytes(as_bytes(a).data) == bytes(as_bytes(b).data)
-
-
-def assert_kept(codec: Codec, data: Array, back: Array, spec: TensorSpec) -> None:
-    assert back.dtype == spec.carrier
-    assert back.shape == spec.shape
-    assert back.flags.c_contiguous
-    if codec.lossless:
-        assert same_bits(data, back)
-        return
-    assert isinstance(codec, SupportsErrorBound)
-    bound = np.broadcast_to(codec.error_bound(borrowed(data), spec), data.shape)
-    assert bound.dtype == np.float64
-    assert not np.isnan(bound).any()
-    value, got = float_values(data, spec.dtype), float_values(back, spec.dtype)
-    with np.errstate(invalid="ignore"):
-        error = np.abs(value - got)
-    kept = (value == got) | (np.isnan(value) & np.isnan(got)) | (error <= bound)
-    assert kept.all(), (value[~kept][:4], got[~kept][:4], bound[~kept][:4])
-
-
-def assert_described(codec: Codec, payload: Array, spec: TensorSpec) -> None:
-    described = codec.encoded_spec(spec)
-    assert payload.dtype == described.carrier
-    assert payload.flags.c_contiguous
-    assert described.device == spec.device
-    if described.shape == (-1,):
-        assert payload.ndim == 1
-    else:
-        assert payload.shape == described.shape
 
 
 @every_codec
@@ -63,12 +30,9 @@ def test_array_codecs_run_behind_one_another(codec: Codec) -> None:
                 continue
             for data in contents(spec).values():
                 first = codec.encode(data, spec)
-                second = following.encode(borrowed(first), between)
-                assert_described(following, second, between)
-                middle = following.decode(borrowed(second), between)
-                if following.lossless:
-                    assert same_bits(middle, first)
-                    assert_kept(codec, data, codec.decode(borrowed(middle), spec), spec)
+                middle = following.decode(following.encode(borrowed(first), between), between)
+                assert (middle.dtype, middle.shape) == (first.dtype, first.shape)
+                assert not following.lossless or middle.tobytes() == first.tobytes()
 
 
 @every_codec

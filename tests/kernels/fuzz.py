@@ -126,8 +126,6 @@ def mapped(change: Callable[[Array], Any], argument: Any) -> Any:
     """Return an argument with every array in it changed."""
     if isinstance(argument, np.ndarray):
         return change(argument)
-    if isinstance(argument, dict):
-        return {key: mapped(change, value) for key, value in argument.items()}
     if isinstance(argument, list | tuple):
         return type(argument)(mapped(change, value) for value in argument)
     return argument
@@ -136,8 +134,6 @@ def mapped(change: Callable[[Array], Any], argument: Any) -> Any:
 def arrays_in(argument: Any) -> Iterator[Array]:
     if isinstance(argument, np.ndarray):
         yield argument
-    elif isinstance(argument, dict):
-        yield from arrays_in(list(argument.values()))
     elif isinstance(argument, list | tuple):
         for value in argument:
             yield from arrays_in(value)

@@ -132,6 +132,21 @@ def test_a_lossless_policy_changes_no_bit(build, policy):
     assert stats.live.tensors == 0
 
 
+@pytest.mark.parametrize("policy", ["checkpoint", "checkpoint:every=2 | compress"])
+@pytest.mark.parametrize("build", [gpt, resnet])
+def test_blocks_that_are_computed_again_change_no_bit(build, policy):
+    model, _, gradients = prepared(build)
+
+    def results():
+        return gradients(nullcontext()), [bits(value) for value in model.state_dict().values()]
+
+    expected = results()  # statistics, too, are counted once
+    with ts.wrap(model, policy, min_bytes=0) as handle:
+        for _ in range(3):
+            assert results() == expected
+    assert set(handle.stats().blocks) == {"checkpointed"}
+
+
 def test_an_estimate_says_what_a_step_saves():
     model, _ = gpt()
     model.eval()

@@ -1,4 +1,4 @@
-"""Blocks under ``checkpoint``: the gradients of PyTorch's own, and of models that only PyTorch has."""
+"""Blocks under ``checkpoint`` that only PyTorch has: results as without, and no block that cannot repeat."""
 
 import random
 import time

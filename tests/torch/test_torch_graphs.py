@@ -112,36 +112,6 @@ def test_hooks_that_run_in_the_middle_of_a_compiled_function_are_not_compiled(co
     assert stash.stats().stashed
 
 
-class Fused(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, flag):
-        y = x @ weight.t()
-        mask = y > 0
-        ctx.save_for_backward(x, weight, None, mask)
-        ctx.mark_non_differentiable(mask)
-        return y * mask, mask
-
-    @staticmethod
-    def backward(ctx, grad, _):
-        x, weight, nothing, mask = ctx.saved_tensors
-        assert nothing is None
-        grad = grad * mask
-        return grad @ weight, grad.t() @ x, None
-
-
-def test_custom_function_with_none_and_masks(pair, same_bits):
-    x, weight = torch.randn(3, 4, requires_grad=True), nn.Parameter(torch.randn(5, 4))
-
-    def run(around):
-        with around():
-            y, _ = Fused.apply(x * 1, weight, True)
-        return torch.autograd.grad(y.sum(), (x, weight))
-
-    assert same_bits(run(nullcontext), run(pair.hooks))
-    assert pair.copied[(3, 5)] == 1
-    assert pair.kept["parameter"] == 1
-
-
 def test_rrelu_in_training_saves_its_noise_before_it_is_there(backend):
     """pytorch#193671: no hook can repair it. When this fails, PyTorch has, and the note in the backend can go."""
     noises = []

@@ -170,52 +170,26 @@ def test_modes_of_the_user_see_nothing_of_ours(policy, mode, where, limits):
     assert policy == "keep" or stash.stats().stashed.tensors > 0
 
 
-class DiscardedOutput:
-    """Megatron's pattern: an output is freed after its use in forward, and computed again before that in backward."""
+def test_memory_that_is_freed_in_forward_and_filled_again_in_backward(as_without_hooks):
+    """Megatron's pattern: an output is freed after its use, and computed again before backward needs it."""
 
-    def __init__(self, function, x) -> None:
-        self.function, self.x = function, x
-        self.output = _Discarding.apply(self, x)
-
-    def discard(self, hooked) -> None:
-        self.output.untyped_storage().resize_(0)
-        hooked.register_hook(self.recompute)
-
-    def recompute(self, _) -> None:
-        with torch.enable_grad():
-            self.again_from = self.x.detach().requires_grad_()
-            self.again = self.function(self.again_from)
-        storage = self.output.untyped_storage()
-        storage.resize_(self.again.untyped_storage().nbytes())
-        storage.copy_(self.again.detach().untyped_storage(), False)
-
-
-class _Discarding(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, discarded, x):
-        ctx.discarded = discarded
-        with torch.no_grad():
-            return discarded.function(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        discarded = ctx.discarded
-        torch.autograd.backward(discarded.again, grad)
-        return None, discarded.again_from.grad
-
-
-def test_an_output_that_is_discarded_and_computed_again(as_without_hooks):
     def program(moment: Moment):
-        norm, linear = nn.LayerNorm(8), nn.Linear(8, 8)
-        x = torch.randn(4, 8, requires_grad=True)
+        weight, leaf = torch.randn(6, 20, requires_grad=True), torch.randn(6, 20, requires_grad=True)
         with moment():
-            discarded = DiscardedOutput(lambda x: nn.functional.gelu(norm(x)), x * 1.0)
-            out = linear(discarded.output)
+            freed = leaf * 1.0
+            out = weight * freed
+            storage, elements = freed.untyped_storage(), freed.untyped_storage().clone()
+
+            def fill(_):
+                storage.resize_(elements.nbytes())
+                storage.copy_(elements, False)
+
             moment.between()
-            discarded.discard(out)
+            storage.resize_(0)
+            out.register_hook(fill)
             out = out.tanh().tanh()
             moment.between()
         out.sum().backward()
-        return [x.grad, *(parameter.grad for parameter in [*norm.parameters(), *linear.parameters()])]
+        return [weight.grad, leaf.grad, freed]
 
     as_without_hooks(program)
