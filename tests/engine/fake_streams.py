@@ -136,7 +136,7 @@ def scheduled(seed: int) -> Iterator[Host]:
             pass
 
 
-def program(choose: random.Random, scope: Callable[[], Any], *, has_streams: bool = False) -> list[bytes]:
+def program(choose: random.Random, scope: Callable[[], Any]) -> list[bytes]:
     """Run a program of a few steps with graphs drawn from ``choose``; return the gradients' bits.
 
     What it saves is its own, views, transposed, columns, shared by several operations and freed early; some graphs are
@@ -147,7 +147,7 @@ def program(choose: random.Random, scope: Callable[[], Any], *, has_streams: boo
     for _ in range(choose.randint(1, 3)):
         device = choose.choice(["sim:0", "sim:0", "sim:1"])
         names = [choose.choice([None, None, "first", "second"]) for _ in range(choose.randint(1, 2))]
-        own = [streams[device, name] if has_streams and name else default_stream(device) for name in names]
+        own = [streams[device, name] if name else default_stream(device) for name in names]
         gradients += _step(choose, device, scope, own)
     return gradients
 
@@ -170,7 +170,7 @@ def _step(choose: random.Random, device: str, scope: Callable[[], Any], streams:
         with inside(stream), scope():
             x = leaf * 1.0
             for _ in range(choose.randint(2, 6)):
-                x = _operation(choose, x)
+                x = choose.choice(OPERATIONS)(x)
             graphs.append(((x * x).sum(), stream))
     if choose.random() < 0.7:
         graphs.reverse()
@@ -185,20 +185,13 @@ def _step(choose: random.Random, device: str, scope: Callable[[], Any], streams:
     return [leaf.grad.host_bits().tobytes()] if leaf.grad is not None else []
 
 
-def _operation(choose: random.Random, x: Tensor) -> Tensor:
-    kind = choose.choice(["tanh", "exp", "mul", "view", "transposed", "columns", "in place", "scratch"])
-    if kind == "tanh":
-        return x.tanh()
-    if kind == "exp":
-        return (x * 0.1).exp()
-    if kind == "mul":
-        return x * (x * 0.5) * x
-    if kind == "view":
-        return (x.reshape(2, -1) * x.reshape(2, -1)).reshape(*x.shape)
-    if kind == "transposed":
-        return (x.swap_last() * x.swap_last()).swap_last()
-    if kind == "columns":
-        return x * x[:, 0:1]
-    if kind == "in place":
-        return (x.tanh() + x).add_(1.0)
-    return x * ref.full(x.shape, 0.5, device=x.device)  # memory that is free again at once
+OPERATIONS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x.tanh(),
+    lambda x: (x * 0.1).exp(),
+    lambda x: x * (x * 0.5) * x,
+    lambda x: (x.reshape(2, -1) * x.reshape(2, -1)).reshape(*x.shape),
+    lambda x: (x.swap_last() * x.swap_last()).swap_last(),
+    lambda x: x * x[:, 0:1],
+    lambda x: (x.tanh() + x).add_(1.0),
+    lambda x: x * ref.full(x.shape, 0.5, device=x.device),  # memory that is free again at once
+]

@@ -65,8 +65,7 @@ def test_locked_bytes_are_those_of_the_payloads_to_an_eighth() -> None:
     assert sum(sizes) <= registrar.nbytes == pinned.locked_bytes <= 1.15 * sum(sizes)
 
 
-@pytest.mark.parametrize("per_step", [False, True], ids=["one owner", "an owner per step"])
-def test_steps_of_random_lengths_lock_hardly_anything_from_the_third_on(per_step: bool) -> None:
+def test_steps_of_random_lengths_lock_hardly_anything_from_the_third_on() -> None:
     registrar = Registrar()
     pinned = PinnedMemory(registrar.pages, 2**40)
     choose = random.Random(0)

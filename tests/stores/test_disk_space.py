@@ -42,14 +42,29 @@ def test_the_file_is_flat_over_steps_of_changing_shapes(tmp_path, payload, seed)
     store.close()
 
 
-def test_space_in_scraps_is_used_before_a_store_is_full(tmp_path, payload):
-    store = Disk(directory=str(tmp_path), budget=64 * 4096).open()
-    slots = [store.put(payload(4096, seed)) for seed in range(64)]
+@pytest.mark.parametrize(
+    ("nbytes", "budget", "is_full"), [(4096, 64, False), (4096, None, True), (300 * 1024, None, False)]
+)
+def test_room_in_scraps_is_used_before_the_file_grows_or_is_full(tmp_path, payload, nbytes, budget, is_full):
+    left = [64 * 4096 if is_full else 2**40]
+
+    def reserve(call, fd, start, length):
+        call(fd, start, length)
+        left[0] -= length
+
+    config = Disk(directory=str(tmp_path), budget=budget and budget * nbytes)
+    store = DiskStore(config, faulty_calls(available=lambda *_: left[0], reserve=reserve))
+    slots = [store.put(payload(nbytes, seed)) for seed in range(64)]
     for slot in slots[::2]:
         store.delete(slot)
-    whole = store.put(payload(32 * 4096))
-    assert np.array_equal(store.get(whole), payload(32 * 4096))
-    assert store.used_bytes == store.file_bytes == 64 * 4096
+    before = store.file_bytes
+    whole = store.put(payload(32 * nbytes))
+    assert np.array_equal(store.get(whole), payload(32 * nbytes))
+    assert store.file_bytes == before
+    if budget or is_full:
+        assert store.used_bytes == store.file_bytes == 64 * nbytes
+        with pytest.raises(StoreFullError, match="ENOSPC" if is_full else "budget"):
+            store.put(payload(1))
     store.close()
 
 
@@ -114,42 +129,12 @@ def test_all_but_a_block_or_two_is_written_from_where_it_is_and_read_to_as_good_
     store.close()
 
 
-def test_room_in_parts_is_used_before_the_file_grows(tmp_path, payload):
-    store = Disk(directory=str(tmp_path)).open()
-    slots = [store.put(payload(300 * 1024, seed)) for seed in range(20)]
-    for slot in slots[::2]:
-        store.delete(slot)
-    before = store.file_bytes
-    whole = store.put(payload(2 * MIB))
-    assert store.file_bytes == before
-    assert np.array_equal(store.get(whole), payload(2 * MIB))
-    store.close()
-
-
 def test_a_free_end_is_grown_by_what_it_lacks(tmp_path, payload):
     store = Disk(directory=str(tmp_path)).open()
     store.delete(store.put(payload(200 * 1024)))
     slot = store.put(payload(232 * 1024))
     assert store.file_bytes <= 250 * 1024
     assert np.array_equal(store.get(slot), payload(232 * 1024))
-    store.close()
-
-
-def test_scraps_are_used_when_the_device_is_full(tmp_path, payload):
-    left = [64 * 4096]
-
-    def reserve(call, fd, start, length):
-        call(fd, start, length)
-        left[0] -= length
-
-    store = DiskStore(Disk(directory=str(tmp_path)), faulty_calls(available=lambda *_: left[0], reserve=reserve))
-    slots = [store.put(payload(4096, seed)) for seed in range(64)]
-    for slot in slots[::2]:
-        store.delete(slot)
-    whole = store.put(payload(32 * 4096))
-    assert np.array_equal(store.get(whole), payload(32 * 4096))
-    with pytest.raises(StoreFullError, match="ENOSPC"):
-        store.put(payload(1))
     store.close()
 
 

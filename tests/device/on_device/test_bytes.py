@@ -138,6 +138,15 @@ def test_neither_parameters_nor_duplicates_cross(name: str, device: Simulated) -
     assert device.pinned() - pinned <= 1.05 * crossed + 64 * 2**10  # small ones share pages
 
 
+def test_quantized_payloads_cross_small(device: Simulated) -> None:
+    step = Step("transformer", device)
+    plain, small = (
+        ts.stash(policy, framework="torch", min_bytes=0) for policy in ("cpu_offload", "quantize:bits=8 | cpu_offload")
+    )
+    for way in (TO_HOST, TO_DEVICE):
+        assert 0 < step.crossed(lambda: small, way) < 0.7 * step.crossed(lambda: plain, way)
+
+
 def test_nothing_is_held_for_copies_of_a_graph_that_is_gone(device: Simulated) -> None:
     device.link(bandwidth=1e6)
     stash = offloaded(2**20, min_bytes=0)
