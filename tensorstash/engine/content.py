@@ -123,6 +123,11 @@ class Content:
         self._rebuilt: Rebuilt | None = None
         self._lease: Lease | None = None  # of the bytes that are held decoded
 
+    @property
+    def is_large(self) -> bool:
+        """Whether it is larger than all that may be near the computation of its device, such as logits."""
+        return False
+
     def add_user(self) -> None:
         """Count one more handle, or a recipe that will ask."""
         self.users += 1

@@ -116,6 +116,9 @@ class SessionState:
         else:
             self.ledger.forwarded()
             tensor = self._forward(content, source, spec)
+            if content.is_large:
+                self.prefetcher.passes(content)
+                return tensor
         if content.is_streamed and stretch is not None:
             self.prefetcher.prefetch_to_device(stretch)
         return tensor

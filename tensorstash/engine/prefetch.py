@@ -51,6 +51,7 @@ class Prefetcher:
         self._reserved = 0
         self._quick: list[ref[Content]] = []
         self._waiting = 0  # bytes of those, some of which may have been asked for
+        self._large: ref[Content] | None = None
         self._pause = 0  # requests until they are looked through again
         self._orders: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self._lock = threading.Lock()
@@ -119,9 +120,17 @@ class Prefetcher:
             self._reserved = min(self._reserved + nbytes, self.budget.limit // 2)
         return lease
 
+    def passes(self, content: Content) -> None:
+        """Bring nothing back ahead until all have asked for a large content: a step has its peak beside it."""
+        self._large = ref(content)
+
     def prefetch_to_device(self, stretch: Stretch) -> None:
         """Start bringing the next expected contents back to their device."""
         with self._lock:
+            large = None if self._large is None else self._large()
+            if large is not None and stretch.expects(large):
+                return
+            self._large = None
             expected, known = stretch.expected_next[TO_DEVICE], stretch.known
             group: list[Any] = []
             room_bytes: int | None = 0

@@ -141,6 +141,10 @@ class StreamContent(Content):
             content._near = None
         return newest._transfers.near(newest.nbytes)
 
+    @property
+    def is_large(self) -> bool:
+        return self.nbytes > self._transfers.back_budget.limit
+
     def stay(self, lease: Lease) -> None:
         """Stay on the device, near the computation, in memory that a lease has taken for the group."""
         self._near = lease
@@ -235,6 +239,8 @@ class StreamContent(Content):
             The bytes that are left then; None to look no further ahead.
         """
         flight, size = self._flight, self._launched_nbytes
+        if self.alias is not None and self.is_large:
+            return None  # a step has its peak beside it
         if self.alias is not None or self._arrival is not None or self._failure is not None or self.place.is_at_hand:
             return room_bytes
         if flight is not None and flight[1] in flight[0].held:

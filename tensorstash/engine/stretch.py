@@ -113,6 +113,10 @@ class Stretch:
                 indices.popleft()
         return is_first
 
+    def expects(self, content: Content) -> bool:
+        """Whether somebody is still to ask for a content of this stretch in this backward."""
+        return 0 < self._asked.get(content.index, 0) < content.users
+
     def _forget(self) -> None:
         """Forget dead contents."""
         self.known = {index: known for index, known in self.known.items() if known() is not None}
