@@ -1,9 +1,8 @@
-"""The documents of the repository, taken apart: code blocks, tables, links, headings."""
+"""The documents of the repository, taken apart: code blocks, links, headings."""
 
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,16 +56,6 @@ class Document:
     def links(self) -> list[str]:
         """The targets of the links that stay in the repository."""
         return [target for target in re.findall(r"\]\(([^)\s]+)\)", self.text) if "://" not in target]
-
-    def rows(self, heading: str) -> list[list[str]]:
-        """Return the cells of the first table of a section, without the table's head."""
-        _, found, rest = self.text.partition(f"\n## {heading}\n")
-        assert found, f"{self.name} has no section {heading!r}"
-        section = rest.partition("\n## ")[0]
-        start = re.search(r"(?:^|\n)\n(?=\|)", section)
-        assert start is not None, f"{self.name} has no table under {heading!r}"
-        lines = takewhile(lambda line: line.startswith("|"), section[start.end() :].splitlines())
-        return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines][2:]
 
 
 DOCUMENTS = [

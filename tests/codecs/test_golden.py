@@ -48,6 +48,11 @@ CASES: dict[str, tuple[Codec, Array, str]] = {
         "float32",
     ),
     "affine, stochastic": (Affine(bits=4, rounding="stochastic", seed=3), wave(200), "float32"),
+    "affine, stochastic, float64": (
+        Affine(bits=4, group_size=7, rounding="stochastic"),
+        wave(60, "float64"),
+        "float64",
+    ),
     "astype bfloat16": (AsType(dtype="bfloat16"), wave(9) * np.float32(1.01), "float32"),
     "astype float16": (AsType(dtype="float16"), wave(9) * np.float32(1.01), "float32"),
     "astype float8_e4m3fn": (AsType(dtype="float8_e4m3fn"), wave(9), "float32"),

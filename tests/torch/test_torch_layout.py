@@ -124,14 +124,6 @@ def test_storage_token_does_not_keep_memory_alive(backend):
     assert expired(token)
 
 
-def test_inference_tensors_never_reach_the_hooks(pair):
-    with torch.inference_mode():
-        tensor = torch.zeros(3)
-    with pair.hooks(), pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
-        torch.ones(3, requires_grad=True) * tensor
-    assert not pair.copied
-
-
 @pytest.mark.parametrize("adopt", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
 @pytest.mark.parametrize("layout", [name for name, layout in LAYOUTS.items() if not layout.is_reversed])
