@@ -115,9 +115,9 @@ def test_an_error_and_a_result_keep_nothing_alive(monkeypatch):
     try:
         workers, payload = Workers("test", 1), Payload()
         gone = weakref.ref(payload)
-        assert workers.submit(lambda payload=payload: id(payload)).result()
         with pytest.raises(ZeroDivisionError):
             workers.submit(lambda payload=payload: 1 / 0).result()
+        assert workers.submit(lambda payload=payload: id(payload)).result() == id(payload)
         monkeypatch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(ZeroDivisionError):
             Workers("test", 1).submit(lambda payload=payload: 1 / 0).result()

@@ -68,7 +68,6 @@ bool is_child() { return getpid() != owner; }
 std::atomic<double> longest_delay{0};
 std::atomic<double> memory_bandwidth{0};  // operations take as long as reading and writing do; 0: as long as the host needs
 std::atomic<unsigned> seed{0};
-std::atomic<bool> has_record_stream{true};  // false: a fault to be found
 
 struct Link {  // from or to one device; one copy after the other
   std::atomic<double> bandwidth{0}, latency{0};
@@ -360,7 +359,7 @@ struct Memory {
   void use(void* memory, c10::StreamId stream) {
     std::lock_guard<std::mutex> held(lock);
     auto found = blocks.find(memory);
-    if (has_record_stream && found != blocks.end()) found->second.users.insert(stream);
+    if (found != blocks.end()) found->second.users.insert(stream);
   }
 };
 auto& memory = *new Memory;
@@ -382,7 +381,7 @@ auto& device_allocator = *new DeviceAllocator;
 struct PinnedAllocator final : c10::Allocator {
   std::mutex lock;
   std::map<const char*, size_t> ranges;
-  int64_t live = 0, peak = 0;
+  int64_t live = 0;
 
   static void give(void* data);
   c10::DataPtr allocate(size_t nbytes) override {
@@ -391,7 +390,7 @@ struct PinnedAllocator final : c10::Allocator {
     TORCH_CHECK(!posix_memalign(&data, 4096, std::max<size_t>(nbytes, 1)), "the host is out of memory");
     std::lock_guard<std::mutex> held(lock);
     ranges[static_cast<const char*>(data)] = nbytes;
-    peak = std::max(peak, live += int64_t(nbytes));
+    live += int64_t(nbytes);
     return {data, data, &give, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &give; }
@@ -788,7 +787,6 @@ void set_limit(int device, int64_t nbytes) { std::lock_guard<std::mutex> held(me
 bool has_context(int device) { return is_touched[device]; }
 int64_t waits() { return host_waits; }
 int64_t pinned_bytes() { std::lock_guard<std::mutex> held(pinned.lock); return pinned.live; }
-int64_t pinned_peak_bytes() { std::lock_guard<std::mutex> held(pinned.lock); return pinned.peak; }
 void set_link(int device, int direction, double bandwidth, double latency) {
   links[device][direction].bandwidth = bandwidth;
   links[device][direction].latency = latency;
@@ -805,7 +803,6 @@ void set_delays(double longest, unsigned chance) {
 }
 void set_memory(double bandwidth) { memory_bandwidth = bandwidth; }
 void set_computations(bool logged) { has_computations = logged; }
-void set_record_stream(bool works) { has_record_stream = works; }
 int64_t count_records() { std::lock_guard<std::mutex> held(records_lock); return int64_t(records.size()); }
 void take_records(Record* target, int64_t count) {
   std::lock_guard<std::mutex> held(records_lock);

@@ -166,15 +166,6 @@ class Simulated:
         finally:
             self.functions.set_limit(device, 0)
 
-    @contextmanager
-    def without_record_stream(self) -> Iterator[None]:
-        """Let the allocator forget which streams use a memory, which is a fault."""
-        self.functions.set_record_stream(False)
-        try:
-            yield
-        finally:
-            self.functions.set_record_stream(True)
-
 
 @cache
 def simulated() -> Simulated:
@@ -186,14 +177,14 @@ def simulated() -> Simulated:
     torch._register_device_module(NAME, _module(Simulated(functions)))
     torch.utils.generate_methods_for_privateuse1_backend()
     put_kernels(NAME)
-    for name in ("live_bytes", "peak_bytes", "pinned_bytes", "pinned_peak_bytes", "count_records", "waits"):
+    for name in ("live_bytes", "peak_bytes", "pinned_bytes", "count_records", "waits"):
         getattr(functions, name).restype = ctypes.c_int64
     functions.has_context.restype = ctypes.c_bool
     functions.set_limit.argtypes = [ctypes.c_int, ctypes.c_int64]
     functions.set_link.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_double, ctypes.c_double]
     functions.set_memory.argtypes = [ctypes.c_double]
     functions.set_delays.argtypes = [ctypes.c_double, ctypes.c_uint]
-    functions.set_record_stream.argtypes = functions.set_computations.argtypes = [ctypes.c_bool]
+    functions.set_computations.argtypes = [ctypes.c_bool]
     return Simulated(functions)
 
 

@@ -146,10 +146,10 @@ class Known:
         return True
 
 
-def saved(specs):
+def saved(specs, kind=Known):
     """Requests for payloads of these specs, the payloads, and what is read of them."""
     requests, read = Stretch(), []
-    payloads = [Known(spec, read, index) for index, spec in enumerate(specs)]
+    payloads = [kind(spec, read, index) for index, spec in enumerate(specs)]
     for place, payload in enumerate(payloads):
         requests.add(place, payload)
     return requests, payloads, read
@@ -215,10 +215,7 @@ class Leased(Known):
 def test_what_was_made_again_finds_room_once_it_has_found_none(monkeypatch):
     prefetcher = Prefetcher(ByteBudget(4), Workers("test", 1))
     monkeypatch.setattr(Leased, "budget", prefetcher.budget, raising=False)
-    requests, read = Stretch(), []
-    payloads = [Leased("spec", read, index) for index in range(9)]
-    for place, payload in enumerate(payloads):
-        requests.add(place, payload)
+    requests, payloads, read = saved("a" * 9, Leased)
     prefetcher.asked(requests, 8)
     assert read == [7, 6, 5, 4]
     assert prefetcher.hold(1) is None
@@ -256,10 +253,7 @@ def test_looking_at_what_was_read_ahead_takes_no_longer_the_more_of_it_there_is(
     monkeypatch.setattr(Waiting, "looks", 0)
     count, most = 4000, 1000
     prefetcher = Prefetcher(ByteBudget(count), Workers("test", 1), quick_bytes=most)
-    requests, read, waited = Stretch(), [], []
-    payloads = [Waiting("spec", read, index) for index in range(count)]
-    for place, payload in enumerate(payloads):
-        requests.add(place, payload)
+    (requests, payloads, read), waited = saved("a" * count, Waiting), []
     for done, payload in enumerate(reversed(payloads), 1):
         prefetcher.asked(requests, payload.index)
         payload.waits = False
