@@ -103,14 +103,6 @@ def integers_alone() -> None:
             Take.apply(torch.ones(8, requires_grad=True), torch.arange(8) + 1).sum().backward()
 
 
-def noise(steps: int) -> None:
-    around = stash()
-    for _ in range(steps):
-        with around:
-            hidden = torch.empty(SHAPE, requires_grad=True) * torch.randn(SHAPE)
-        hidden.sum().backward()
-
-
 class Written(nn.Module):
     """Has a forward of its own, which the compiler takes though the graph breaks around it."""
 
@@ -342,7 +334,6 @@ WARNINGS: dict[str, tuple[Says, str]] = {
     "compiled after the wrap": (lambda: compiled(model(64), wraps_first=True), r"gains nothing here: .*block\.compile"),
     "compiled as one graph after the wrap": (lambda: compiled(Written(), wraps_first=True), r"at once.*block\.compile"),
     "nothing but integers": (integers_alone, r"int64 is never quantized\): add .*\| disk_spill"),
-    "content that does not shrink": (lambda: noise(3), r"without effect: the policy shrinks nothing.*DiskSpill\("),
     "offload without an accelerator, once": (
         lambda: train(stash("cpu_offload"), 1),
         r"without effect: nothing was stashed.*DiskSpill\(",

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import tensorstash
-from tensorstash.errors import ConfigError
-
 PLUGIN = Path(__file__).parent / "plugin"
 
 
@@ -75,8 +72,3 @@ assert stats.stages["xor"].tensors == stats.stashed.tensors > 0
 assert stats.live.tensors == 0
 """
     run(installed, "-c", program)
-
-
-def test_where_it_is_not_installed_its_names_are_unknown() -> None:
-    with pytest.raises(ConfigError, match="xor"):
-        tensorstash.parse("xor | compress")

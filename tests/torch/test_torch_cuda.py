@@ -22,7 +22,7 @@ from tensorstash.errors import BackendError
 from tensorstash.policies.limits import Limits
 from tensorstash.testing import BackendSuite
 from tensorstash.testing.labs.torch import TorchLab
-from tests.device.models import MODELS, Attention, gradients, made
+from tests.device.models import Attention, gradients, made
 
 pytestmark = pytest.mark.gpu
 
@@ -111,23 +111,9 @@ def test_a_graph_that_is_captured_is_refused() -> None:
         (x * 1.0).exp()
 
 
-POLICIES = ("cpu_offload", "recompute | cpu_offload", "compress | cpu_offload", "disk_spill")
-
-
 @pytest.fixture
 def deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.usefixtures("deterministic")
-def test_models_train_the_same(name: str, policy: str) -> None:
-    network, batch = made(name, "cuda:0")
-    expected = gradients(network, batch, steps=2)
-    one = ts.stash(policy, framework="torch", min_bytes=0, limits=TIGHT)
-    assert gradients(network, batch, lambda: one, steps=2) == expected
-    assert one.stats().stashed.tensors
 
 
 def test_blocks_with_flash_attention_are_computed_again() -> None:

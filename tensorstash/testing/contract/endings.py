@@ -217,7 +217,9 @@ class SaysWhenNothing(Harness):
 
     def test_line12_a_policy_that_shrinks_nothing_says_so(self) -> None:
         stash = self.stash(StoreIn(Memory()), limits=AT_ONCE)
-        self._said_once(lambda: self._train(stash, self.lab.on("cpu"), floats(64, 4096)), "shrinks nothing")
+        self._said_once(
+            lambda: self._train(stash, self.lab.on("cpu"), floats(64, 4096)), "shrinks nothing", "DiskSpill("
+        )
 
     def test_line12_limits_larger_than_what_there_is_to_gain_are_told(self, lab: Lab) -> None:
         stash = self.stash(Compress(min_ratio=1), limits=ROOMY)
