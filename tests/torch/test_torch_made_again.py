@@ -112,6 +112,21 @@ def layers_with_an_eps_of_their_own(around):
     return grads
 
 
+def batch_norms_that_learn(around, *, dtype, is_permuted):
+    norm = nn.BatchNorm1d(32).to(dtype)
+    layer = nn.Linear(32, 8).to(dtype)
+    given = torch.randn(32, 16, dtype=dtype).t()
+    grads = []
+    for _ in range(2):  # a weight of 1 changes no rounding
+        with around:
+            loss = layer(F.gelu(norm(given if is_permuted else given.contiguous()))).square().sum()
+        grads += torch.autograd.grad(loss, list(norm.parameters()))
+        with torch.no_grad():
+            norm.weight.normal_()
+            norm.bias.normal_()
+    return grads
+
+
 MADE = {
     "a wide tensor out of a narrow one is kept narrow": (wide_out_of_narrow, "narrow", 1, 1),
     "what several operations save of the same is made once": (saved_by_several, "cast(layer_norm)", 3, 1),
@@ -119,6 +134,16 @@ MADE = {
     "inputs outlive the operation that saved them": (needed_longer_than_by_who_saved_it, "gelu", 1, 1),
     "equal memories of the user are refused each for itself": (made_of_equal_memories, "mul(gelu)", 2, 1),
     "the eps of each layer is found once": (layers_with_an_eps_of_their_own, "layer_norm", 12, 12),
+    **{
+        f"batch norms that learn, {dtype}, {is_permuted=}": (
+            partial(batch_norms_that_learn, dtype=dtype, is_permuted=is_permuted),
+            "batch_norm",
+            2,
+            2,
+        )
+        for dtype in (torch.float32, torch.bfloat16)
+        for is_permuted in (True, False)
+    },
     **{
         f"functions that write into it have their own, {first=}, {times=}": (
             partial(written_into, writes_first=first, times=times),

@@ -124,10 +124,20 @@ def _layer_settings(node: Any) -> tuple[Hashable, ...]:
     return node._saved_normalized_shape, place
 
 
+_DENSE = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+
+
 def _batch_norm(
     eps: float, x: Tensor, weight: Tensor | None, bias: Tensor | None, own_mean: Tensor, own_factor: Tensor
 ) -> Tensor:
-    if not x.is_cpu:
+    # The kernel for tensors with gaps or permuted dimensions rounds between the two factors, and the product of two in
+    # 16 bits is rounded once more.
+    may_multiply = weight is None or (
+        own_factor.itemsize > 2
+        and any(x.is_contiguous(memory_format=each) for each in _DENSE)
+        and all(each is None or each.is_contiguous() for each in (weight, bias))
+    )
+    if not (x.is_cpu and may_multiply):
         # With statistics of its own, those that are learned are neither read nor written.
         return torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)[0]
     # The same kernel, given the statistics that were saved: a factor of 1 / sqrt(1 + 0) changes no bit.
