@@ -58,13 +58,20 @@ def test_a_child_is_told_whatever_locks_were_held_that_the_session_is_its_parent
     leaf, loss = graph(lab, stash)
     stash.drain()
 
-    def child():
+    def is_told(stash, loss):
         for work in (lambda: graph(lab, stash), stash.stats, stash.drain, lambda: lab.backward(loss)):
             with pytest.raises(StashError, match=r"made before this process was forked: .* of its own in the child"):
                 work()
+
+    def child():
+        is_told(stash, loss)
         own = ts.stash(made, framework=framework, min_bytes=0)
         assert np.array_equal([gradient(lab, own, seed) for seed in (0, 0, 1)], expected)
         assert own.stats().stashed.tensors > 0
+        own_loss = graph(lab, own)[1]
+        own.drain()
+        assert forked(lambda: is_told(own, own_loss)) == 0
+        assert np.array_equal(gradient(lab, own), expected[1])
 
     with locks_held() as locks:
         assert len(locks) >= 6
@@ -109,24 +116,6 @@ def test_a_child_drops_page_locked_memory_without_the_device_of_its_parent():
     assert forked(child) == 0
     del pinned
     assert unlocked == [os.getpid()]
-
-
-def test_a_child_of_a_child_is_told_too(tmp_path):
-    lab = lab_of("reference")
-    expected = gradient(lab, None)
-
-    def child():
-        stash = ts.stash(ts.DiskSpill(str(tmp_path)), framework="reference", min_bytes=0)
-        assert np.array_equal(gradient(lab, stash), expected)
-
-        def grandchild():
-            with pytest.raises(StashError, match="forked"):
-                graph(lab, stash)
-
-        assert forked(grandchild) == 0
-        assert np.array_equal(gradient(lab, stash), expected)
-
-    assert forked(child) == 0
 
 
 @pytest.mark.parametrize("limit", [None, 0])
