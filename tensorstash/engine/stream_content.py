@@ -337,6 +337,8 @@ class StreamContent(Content):
             other[0].dismiss(other[1])
 
     def __del__(self) -> None:
+        if not hasattr(self, "_transfers"):  # an interrupt came before it was made
+            return
         saved = self._transfers.saved
         saved.discard(id(self))
         if not saved or self._arrival is not None:
