@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tensorstash.engine.stream_content import StreamContent
 from tests.processes import Program
 from tests.samples import IS_LONG
 
@@ -41,3 +42,7 @@ def test_after_an_interrupt_at_any_moment_the_budgets_are_whole_and_the_next_ste
             outcomes[process.stdout.readline().strip()] += 1
         ended, errors = process.wait()
     assert (outcomes, ended) == ({"whole": INTERRUPTS}, 0), errors
+
+
+def test_a_content_of_a_device_that_was_interrupted_while_it_was_made_goes_without_an_error():
+    StreamContent.__new__(StreamContent).__del__()
