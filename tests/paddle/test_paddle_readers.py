@@ -105,6 +105,16 @@ def test_the_reader_of_what_a_pylayer_saves_is_not_known(backend):
     assert told_of(backend, square) == {"None exact"}
 
 
+def test_a_reader_is_found_where_each_call_of_python_takes_several_of_c(backend):
+    def below(levels: int) -> str | None:
+        return next(map(below, [levels - 1])) if levels else reader()
+
+    found = []
+    with backend.hooks(lambda tensor: found.append(below(6)) or tensor.detach(), lambda saved: saved):
+        paddle.max(leaf(noise(4, 4)) * 1.0)
+    assert "MaxGradNode" in found
+
+
 def test_outside_of_operators_nobody_reads_and_nothing_may_be_lost(backend):
     assert (reader(), backend.demand(leaf(noise(4, 4)))) == (None, "exact")
 

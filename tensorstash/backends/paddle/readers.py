@@ -20,8 +20,9 @@ from tensorstash.backends.paddle.packed import Settings
 from tensorstash.backends.readers import listed
 from tensorstash.protocols import Demand
 
-_FRAMES = 24
-"""Number of frames to look at: an operator is some 14 above."""
+_NEAR, _FAR = 24, 96
+"""Numbers of frames to look at: an operator is some 14 above, and more where each call of Python takes several of C, as
+where a profiler or PyTorch's compiler has replaced the evaluation of frames."""
 
 
 def reader() -> str | None:
@@ -37,13 +38,14 @@ def reader() -> str | None:
     process = _process()
     if process is None:
         return None
-    array = (ctypes.c_void_p * _FRAMES)()
-    for address in array[: process.backtrace(array, _FRAMES)]:
-        name = _NAMED.get(address)
-        if name is None:
-            name = _NAMED[address] = _node_name(_symbol(process, address))
-        if name:
-            return name
+    for most in (_NEAR, _FAR):
+        array = (ctypes.c_void_p * most)()
+        for address in array[: process.backtrace(array, most)]:
+            name = _NAMED.get(address)
+            if name is None:
+                name = _NAMED[address] = _node_name(_symbol(process, address))
+            if name:
+                return name
     return None
 
 
