@@ -63,6 +63,11 @@ class Sender:
         used, self._saving_bytes = POOL.take_stock()
         POOL.worth(max(min(self._worth_bytes, saved_bytes - self._saved_bytes + self.in_flight.used), used))
 
+    def step_ended(self) -> None:
+        """Note that a step has ended."""
+        self.shares.step_ended()
+        self.ahead.count_anew()
+
     def start(self, contents: Iterable[Any], places: Places) -> None:
         """Capture contents on a worker, or here where too many bytes are in flight; a failure is kept for later.
 

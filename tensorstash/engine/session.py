@@ -363,7 +363,7 @@ class Session(Generic[T]):
         if self.state.was_asked:
             self.state.step_began()
             self.adviser.step_ended()
-            self.sender.shares.step_ended()
+            self.sender.step_ended()
             if self._ladder is not None:
                 self._ladder.step_ended()
                 if self._border is not None:

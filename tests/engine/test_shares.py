@@ -109,3 +109,12 @@ def test_draining_waits_for_all_though_the_share_grows_meanwhile():
     assert not budget.wait(0, timeout_s=0)
     lease.release()
     assert budget.wait(0, timeout_s=0)
+
+
+@pytest.mark.parametrize("framework", BACKENDS)
+def test_bytes_that_an_interrupt_has_left_of_reading_ahead_are_counted_anew_with_the_next_step(framework):
+    lab, one = lab_of(framework), stash(framework, "disk_spill")
+    gradients(lab, one, ELEMENTS)
+    ahead(one).taken += 2 * MOST_SHARE
+    gradients(lab, one, ELEMENTS)
+    assert ahead(one).used == 0

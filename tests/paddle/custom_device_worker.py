@@ -105,3 +105,4 @@ if __name__ == "__main__":
     gradients_are_those_without_hooks_and_tensors_are_moved()
     every_layout_is_rebuilt_and_copied_exactly()
     what_is_saved_in_strides_has_the_gradients_that_it_has_without_hooks()
+    print("exact on", paddle.get_device())

@@ -47,4 +47,5 @@ def plug_in(caches: Path) -> Path:
 
 def test_gradients_and_layouts_are_those_without_hooks():
     worker = HERE / "custom_device_worker.py"
-    output_of(worker, CUSTOM_DEVICE_ROOT=str(plug_in(CACHES)), FLAGS_allocator_strategy="auto_growth")
+    said = output_of(worker, CUSTOM_DEVICE_ROOT=str(plug_in(CACHES)), FLAGS_allocator_strategy="auto_growth")
+    assert "exact on sim:0" in said
