@@ -11,9 +11,8 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from tensorstash.host import futures
-from tensorstash.host.futures import Future
-from tensorstash.host.workers import Workers
+from tensorstash.host import workers as workers_module
+from tensorstash.host.workers import Future, Workers
 
 HANGS = """
 import threading
@@ -285,7 +284,7 @@ def test_an_end_that_comes_before_the_one_who_waits_is_seen_is_not_waited_for(mo
             future.run()
 
     future = Future(lambda: 42)
-    monkeypatch.setattr(futures.threading, "Lock", Gate)
+    monkeypatch.setattr(workers_module.threading, "Lock", Gate)
     assert future.result() == 42
 
 

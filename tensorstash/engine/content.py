@@ -16,8 +16,7 @@ from tensorstash.engine.shared_span import Rebuilt, SharedSpan, memory_of
 from tensorstash.errors import CodecError, SlotGoneError, StashError, StoreError, TensorStashError, modified
 from tensorstash.host.arrays import borrowed, lender
 from tensorstash.host.budget import ByteBudget, Lease
-from tensorstash.host.futures import Future
-from tensorstash.host.workers import Workers
+from tensorstash.host.workers import Future, Workers
 from tensorstash.spec import TensorSpec
 
 _FEW = 4

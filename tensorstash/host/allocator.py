@@ -1,9 +1,8 @@
 """The C allocator's settings: under which freed activations leave the process.
 
-On Linux, glibc serves activations from a heap that fragments. Memory that is freed in the middle of it stays with the
-process, and a spill of most activations may show no saving at all. Blocks that are mapped one by one go back when they
-are freed. That costs page faults. Only the launcher can avoid them: it preloads mimalloc, which does reuse what is
-freed, where the extra ``mimalloc`` is installed; elsewhere it sets huge pages, which take away a part of them.
+On Linux, glibc serves activations from a heap that fragments: memory that is freed in the middle of it stays with the
+process. Blocks that are mapped one by one go back when they are freed, for the price of page faults. The launcher
+avoids these: it preloads mimalloc where the extra ``mimalloc`` is installed, and sets huge pages elsewhere.
 
 >>> import tensorstash as ts
 >>> ts.allocator.returns_memory() in (True, False)
@@ -38,7 +37,6 @@ _TUNABLES = "GLIBC_TUNABLES"
 
 @cache
 def _is_glibc() -> bool:
-    """Whether that is the C library."""
     return platform.libc_ver()[0] == "glibc"
 
 
@@ -48,30 +46,23 @@ def _is_set(environment: Mapping[str, str]) -> bool:
 
 
 def returns_memory() -> bool:
-    """Whether freed activations are known to leave this process, or to be reused without loss.
-
-    True where another allocator than glibc's is in use, and where glibc's threshold is set.
-    """
+    """Whether freed activations leave this process: another allocator is in use, or glibc's threshold is set."""
     return not _is_glibc() or preloaded_allocator() is not None or _is_set(os.environ)
 
 
-def return_freed_memory(threshold_bytes: int = MMAP_THRESHOLD_BYTES) -> bool:
+def return_freed_memory() -> bool:
     """Make glibc map large blocks one by one from now on, so that they leave the process when they are freed.
 
-    Policies that free host memory call it when they first do so. Blocks that exist stay where they are. It costs page
-    faults, most of which the launcher, ``python -m tensorstash``, avoids by huge pages.
-
-    Args:
-        threshold_bytes: size from which blocks are mapped one by one, in bytes.
+    Policies that free host memory call it when they first do so. Blocks that exist stay where they are.
 
     Returns:
         Whether the setting was made; False where the C library is not glibc, or is replaced.
     """
     if not _is_glibc() or preloaded_allocator() is not None:
         return False
-    was_set = bool(ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, threshold_bytes))
+    was_set = bool(ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES))
     if was_set:
-        os.environ[_THRESHOLD] = str(threshold_bytes)  # for child processes, and for returns_memory
+        os.environ[_THRESHOLD] = str(MMAP_THRESHOLD_BYTES)  # for child processes, and for returns_memory
     return was_set
 
 
@@ -88,9 +79,8 @@ def set_for_policies() -> None:
 def keep_idle(nbytes: int | str) -> None:
     """Set how much freed host memory the package keeps for its own next buffers, in the whole process; thread-safe.
 
-    Idle and used buffers are together hardly more than the largest use so far, or than 16 MiB, and where
-    backward begins it keeps hardly any, so that the peak depends little on this. With less, memory goes back to the
-    system between steps and within them, for the price of fresh pages later. Without this call it keeps 256 MiB.
+    With less, memory goes back to the system earlier, for the price of fresh pages later. The peak depends little on
+    this, since hardly any is kept where backward begins. Without this call it keeps 256 MiB.
 
     Args:
         nbytes: most bytes to keep, an int or text such as ``"64 MiB"``; 0 to keep none.
@@ -107,11 +97,7 @@ def keep_idle(nbytes: int | str) -> None:
 def advised_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment in which a program is best started: mimalloc preloaded, or glibc's threshold set.
 
-    A preloaded allocator and a threshold of the user are left alone. With the threshold, huge pages take page faults
-    away from blocks of 2 MiB and more.
-
-    Args:
-        environment: variables as they are.
+    A preloaded allocator and a threshold of the user are left alone.
     """
     advised = dict(environment)
     preloaded = advised.get("LD_PRELOAD", "")

@@ -16,15 +16,9 @@ _KEEPS_PAGES = preloaded_allocator() is not None
 
 
 def whole_pages(nbytes: int) -> Array:
-    """Return uninitialised, writable bytes that start with a page, as direct I/O wants them.
-
-    They are of a pool, to which they go back with the last view of them: fresh pages cost more than copying into them,
-    and the C allocator may never give them back. An allocator that reuses what is freed needs none beside it, but for
-    the pages that payloads have left idle.
-
-    >>> whole_pages(10).ctypes.data % 4096
-    0
-    """
+    """Return uninitialised, writable bytes that start with a page, as direct I/O wants them."""
+    # Of the pool: fresh pages cost more than copying into them, and the C allocator may never give them back. One that
+    # reuses what is freed needs no pool beside it, but for the pages that payloads have left idle.
     is_pools = not _KEEPS_PAGES or HUGE_PAGE <= nbytes <= POOL.idle_bytes
     return POOL.take(nbytes) if is_pools else page_aligned(nbytes)
 
@@ -32,17 +26,8 @@ def whole_pages(nbytes: int) -> Array:
 def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
     """Return uninitialised, writable bytes whose address modulo 64 is ``alignment``.
 
-    Large ones are :func:`whole_pages`, with ``alignment`` 0 from the first byte on.
-
-    Args:
-        nbytes: length in bytes.
-        alignment: wanted address modulo :data:`~tensorstash.spec.ALIGNMENT`, in bytes.
-
     >>> aligned_empty(10, 16).ctypes.data % 64, aligned_empty(2**20).ctypes.data % 4096
     (16, 0)
-    >>> large = aligned_empty(2**20, 16)
-    >>> large.ctypes.data % 64, large.size
-    (16, 1048576)
     """
     if nbytes >= SMALLEST:
         pages = whole_pages(nbytes + alignment)
@@ -53,14 +38,9 @@ def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
 
 
 def payload_empty(nbytes: int) -> Array:
-    """Return uninitialised, writable bytes for a payload, which stays from forward to backward.
-
-    Large ones are the pool's under any allocator: among a step's tensors, which come and go and are larger, they would
-    leave gaps that no tensor fits.
-
-    >>> payload_empty(2**20).ctypes.data % 4096
-    0
-    """
+    """Return uninitialised, writable bytes for a payload, which stays from forward to backward."""
+    # The pool's under any allocator: among a step's tensors, which come and go and are larger, payloads would leave
+    # gaps that no tensor fits.
     return POOL.take(nbytes) if nbytes >= SMALLEST else aligned_empty(nbytes)
 
 
@@ -71,23 +51,14 @@ def address(array: Array) -> int:
 
 
 def lender(array: Array) -> Array:
-    """Return the array whose memory it is, which lives as long as any view of that memory.
-
-    >>> whole = aligned_empty(100)
-    >>> lender(whole[3:][4:]) is lender(whole)
-    True
-    """
+    """Return the array whose memory it is, which lives as long as any view of that memory."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 def copied(data: Array) -> Array:
-    """Return a private copy of a run of bytes.
-
-    >>> copied(borrowed(np.arange(3, dtype=np.uint8)))
-    array([0, 1, 2], dtype=uint8)
-    """
+    """Return a private copy of a run of bytes."""
     copy = aligned_empty(data.size)
     copy[:] = data
     return copy
@@ -105,21 +76,14 @@ def borrowed(array: Array) -> Array:
 
 
 def adopted(array: Array) -> Array:
-    """Return a writable view of memory that was borrowed and whose owner has left it to the caller.
-
-    >>> mine = adopted(borrowed(np.zeros(3)))
-    >>> is_private(mine)
-    True
-    """
+    """Return a writable view of memory that was borrowed and whose owner has left it to the caller."""
     view = array.view()
     view.flags.writeable = True
     return view
 
 
 def is_private(array: Array) -> bool:
-    """Whether the array's memory can be kept: nobody else writes to it.
-
-    True for writable arrays, which change hands with the call, and for views of immutable ``bytes``.
+    """Whether nobody else writes to the array's memory: it is writable, or a view of immutable ``bytes``.
 
     >>> is_private(np.zeros(3)), is_private(borrowed(np.zeros(3))), is_private(np.frombuffer(b"abc", np.uint8)[1:])
     (True, False, True)
@@ -128,11 +92,7 @@ def is_private(array: Array) -> bool:
 
 
 def as_bytes(array: Array) -> Array:
-    """Return the array's memory as a one-dimensional ``uint8`` view (no copy), keeping the ``writeable`` flag.
-
-    >>> as_bytes(np.ones((2, 3), np.float32)).shape
-    (24,)
-    """
+    """Return the array's memory as a one-dimensional ``uint8`` view (no copy), keeping the ``writeable`` flag."""
     return array.reshape(-1).view(np.uint8)
 
 

@@ -1,6 +1,7 @@
 """Code that no interrupt gets past: blocks that end, and functions whose exceptions go to a handler."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -25,32 +26,25 @@ class PythonBlock:
             _made_up_for(self.undo)
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> Any:
+    def __exit__(self, *raised: Any) -> Any:
         try:
-            return self.leave(kind, error, trace)
+            return self.leave(*raised)
         except BaseException:
-            _made_up_for(self.finish, kind, error, trace)
+            _made_up_for(self.finish, *raised)
             raise
 
 
 def _made_up_for(call: Callable[..., object], *arguments: object) -> None:
     for _ in range(_MOST_ATTEMPTS):
-        try:
+        with suppress(BaseException):
             call(*arguments)
-        except BaseException:
-            continue
-        return
+            return
 
 
 def guarded(function: Callable[[Any], Any], handler: Callable[[BaseException], Any]) -> Callable[[Any], Any]:
     """Return a function that hands an exception of another one, an interrupt too, to a handler, and its result on.
 
     Where nothing is compiled, an interrupt where the function begins goes past the handler.
-
-    >>> guarded(int, repr)("x")
-    'ValueError("invalid literal for int() with base 10: \\'x\\'")'
     """
     if native.functions is not None:
         return native.functions.guarded(function, handler)  # type: ignore[no-any-return]
@@ -70,9 +64,8 @@ _Base: Any = PythonBlock if native.functions is None else native.functions.Block
 class Block(_Base):  # type: ignore[misc]  # which of the two, is known at run time
     """A context manager that is left whenever it was entered, even in part, whatever interrupts.
 
-    A signal handler, such as that of Ctrl-C, may raise wherever a function of Python begins or a call has returned:
-    also at the end of ``__enter__``, when its work is done and ``with`` does not know it yet, and at the beginning
-    of ``__exit__``.
+    The handler of Ctrl-C may raise wherever a function of Python begins or a call has returned: also at the end of
+    ``__enter__``, when ``with`` does not know yet that it is entered, and at the beginning of ``__exit__``.
     """
 
     __slots__ = ()

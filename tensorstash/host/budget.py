@@ -3,13 +3,13 @@
 import sys
 import threading
 from collections import deque
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 from weakref import ref
 
 LOOK_AGAIN_S = 0.02
 """Longest delay, in seconds, until a waiting thread notices bytes that came back by themselves."""
-
 
 MOST_SHARE = 256 * 2**20
 """Bytes that such a share never exceeds: with so many under way, no step goes faster with more."""
@@ -33,10 +33,8 @@ class Lease:
         budget = self._budget
         budget.returned(self._entry)
         while budget._bells:
-            try:
+            with suppress(KeyError):  # another thread was faster
                 budget._bells.pop().release()
-            except KeyError:  # another thread was faster
-                break
 
     def follow(self, owner: object, nbytes: int) -> None:
         """Let some of the bytes be in use for as long as an object lives, whatever becomes of this lease."""
@@ -64,14 +62,6 @@ class ByteBudget:
 
     Args:
         limit: most bytes in use; may be raised at any time.
-
-    >>> budget = ByteBudget(10)
-    >>> lease = budget.try_acquire(8)
-    >>> budget.used, budget.try_acquire(3)
-    (8, None)
-    >>> del lease
-    >>> budget.used
-    0
     """
 
     __slots__ = ("__weakref__", "_bells", "_entries", "_lock", "gone", "limit", "peak", "returned", "taken")
@@ -154,18 +144,9 @@ class ByteBudget:
 
 
 def share_of(step_bytes: int, largest: int) -> int:
-    """Return how many bytes may be under way in one direction, of a step that saves so many.
-
-    A sixteenth, and room for two of the largest tensors, so that one is on its way while the next arrives; but never
-    more than a quarter: at least half of the bytes that the policy takes away are always gone.
-
-    Args:
-        step_bytes: saved by the step.
-        largest: bytes of its largest tensor.
-
-    >>> [share_of(n * 2**20, 2**20) // 2**20 for n in (0, 8, 40, 320, 8000)]
-    [1, 2, 2, 20, 256]
-    """
+    """Return how many bytes may be under way in one direction, of a step that saves so many."""
+    # Room for two of the largest tensors, so that one is on its way while the next arrives; never more than a quarter,
+    # so that at least half of the bytes that the policy takes away are always gone.
     share = max(step_bytes // _PARTS, min(_LARGEST * largest, step_bytes // _MOST_OF_STEP))
     return min(max(share, _LEAST_SHARE), MOST_SHARE)
 
@@ -175,14 +156,6 @@ class Shares:
 
     They grow while a step takes more than any before, and never shrink: it is its largest step that a program has to
     have the memory for. They are counted without a lock; an update lost to another thread makes them a little smaller.
-
-    >>> shares = Shares()
-    >>> budget = ByteBudget(0)
-    >>> shares.follow(budget)
-    >>> for _ in range(40):
-    ...     shares.saw(2**20)
-    >>> budget.limit // 2**20
-    2
     """
 
     __slots__ = ("_budgets", "_device_budgets", "_largest", "_most_bytes", "_step_bytes")
@@ -199,11 +172,9 @@ class Shares:
         self._budgets.append(budget)
 
     def follow_on_device(self, budget: ByteBudget) -> None:
-        """Let a budget of bytes between a device and the host be a sixteenth of a step, without an upper end.
-
-        A larger tensor, such as logits, is under way alone: room for it would be taken by others while it is computed,
-        which is when most models have their peak.
-        """
+        """Let a budget of bytes between a device and the host be a sixteenth of a step, without an upper end."""
+        # A larger tensor, such as logits, is under way alone: others would take the room for it while it is computed,
+        # which is when most models have their peak.
         budget.limit = _LEAST_DEVICE_SHARE
         self._device_budgets.append(budget)
 

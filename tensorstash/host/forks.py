@@ -1,20 +1,13 @@
 """Objects that learn of a fork: the child inherits every lock as it was, but no thread that would release it."""
 
 import os
-from typing import Protocol
+from typing import Any
 from weakref import WeakSet
 
-
-class Renewed(Protocol):
-    """Something that begins anew in a forked child, or refuses to work there."""
-
-    def after_fork(self) -> None: ...
+_LIVE: WeakSet[Any] = WeakSet()
 
 
-_LIVE: WeakSet[Renewed] = WeakSet()
-
-
-def renew_after_fork(thing: Renewed) -> None:
+def renew_after_fork(thing: Any) -> None:
     """Call ``thing.after_fork()`` in every child that is forked while it lives."""
     _LIVE.add(thing)
 

@@ -1,7 +1,7 @@
 """File systems that are kept in memory."""
 
-import os
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def directories_in_memory(directories: Iterable[str], mounts: str = "/proc/self/mounts") -> list[str]:
@@ -11,14 +11,9 @@ def directories_in_memory(directories: Iterable[str], mounts: str = "/proc/self/
             rows = [line.split()[1:3] for line in file if len(line.split()) > 2]
     except OSError:  # not Linux
         return []
-    kinds = {place.replace("\\040", " "): kind for place, kind in rows}  # a later one covers an earlier one
-    return [each for each in directories if _kind_of(os.path.realpath(each), kinds) in ("tmpfs", "ramfs")]
+    kinds = {Path(place.replace("\\040", " ")): kind for place, kind in rows}  # a later one covers an earlier one
+    return [each for each in directories if _kind_of(Path(each).resolve(), kinds) in ("tmpfs", "ramfs")]
 
 
-def _kind_of(path: str, kinds: dict[str, str]) -> str:
-    while path not in kinds:
-        above = os.path.dirname(path)
-        if above == path:
-            return ""
-        path = above
-    return kinds[path]
+def _kind_of(path: Path, kinds: dict[Path, str]) -> str:
+    return next((kinds[above] for above in (path, *path.parents) if above in kinds), "")

@@ -3,6 +3,7 @@
 import mmap
 import os
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,8 @@ def physical_bytes() -> int:
         return 2**62
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in _CONTAINER_LIMITS:
-        try:
-            with open(path, encoding="ascii") as file:
-                limits.append(int(file.read()))
-        except (OSError, ValueError):  # no container, or "max"
-            continue
+        with suppress(OSError, ValueError):  # no container, or "max"
+            limits.append(int(Path(path).read_text("ascii")))
     return min(limits)
 
 
@@ -43,11 +41,10 @@ def free_bytes() -> int | None:
             free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return None
-    try:
-        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii") for name in ("max", "current"))
-    except OSError:  # no container
-        return free
-    return free if limit.strip() == "max" else min(free, max(int(limit) - int(used), 0))
+    with suppress(OSError, ValueError):  # no container, or "max"
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text("ascii")) for name in ("max", "current"))
+        free = min(free, max(limit - used, 0))
+    return free
 
 
 def peak_bytes() -> int:
@@ -74,20 +71,12 @@ def preloaded_allocator() -> str | None:
 
 
 def round_up(nbytes: int) -> int:
-    """Return the smallest multiple of :data:`BLOCK` that is not below ``nbytes``.
-
-    >>> round_up(0), round_up(1), round_up(4096)
-    (0, 4096, 4096)
-    """
+    """Return the smallest multiple of :data:`BLOCK` that is not below ``nbytes``."""
     return -(-nbytes // BLOCK) * BLOCK
 
 
 def page_aligned(nbytes: int) -> NDArray[Any]:
-    """Return fresh, uninitialised, writable bytes whose address is a multiple of :data:`BLOCK`.
-
-    >>> page_aligned(10).ctypes.data % 4096
-    0
-    """
+    """Return fresh, uninitialised, writable bytes whose address is a multiple of :data:`BLOCK`."""
     raw = np.empty(nbytes + BLOCK, np.uint8)
     start = -raw.ctypes.data % BLOCK
     return raw[start : start + nbytes]
@@ -96,7 +85,7 @@ def page_aligned(nbytes: int) -> NDArray[Any]:
 def mapped_pages(nbytes: int) -> NDArray[Any]:
     """Return fresh writable bytes of their own mapping, in huge pages where they fill some.
 
-    The C allocator never sees them: they go back to the system when the last view goes.
+    They go back to the system when the last view goes.
     """
     if sys.platform == "win32":
         return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)

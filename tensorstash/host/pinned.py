@@ -1,26 +1,24 @@
 """Page-locked host memory, which devices read and write on their own.
 
 To lock pages takes longer than the copy that they are locked for, and unlocking may wait for the device. So large
-chunks are locked once and cut into blocks of any length, which join again when they come back: a step of another length
-finds the room that the last one has left. The frameworks' allocators round up to powers of two (vLLM #53042).
+chunks are locked once and cut into blocks of any length, which join again when they come back. The frameworks'
+allocators round up to powers of two (vLLM #53042).
 """
 
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import py_object, pythonapi
-from functools import partial
 from warnings import warn
-
-import numpy as np
+from weakref import finalize
 
 from tensorstash.host.arrays import Array, lender
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.free_space import FreeSpace
 from tensorstash.host.pages import BLOCK, mapped_pages, physical_bytes, round_up
+from tensorstash.host.pool import Loan, lend
 from tensorstash.sizes import format_bytes
 
 _UNIT = 512
@@ -40,7 +38,7 @@ _LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRAN
 
 
 def lockable_bytes(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the bytes that one process may lock: its part of half of the memory of the machine or its container."""
+    """Return the bytes that a process may lock: its part of half of the memory of the machine or its container."""
     if not hasattr(os, "sysconf"):  # Windows
         return 8 * 2**30
     ranks = next((environment[name] for name in _LOCAL_RANKS if environment.get(name, "").isdecimal()), "1")
@@ -56,7 +54,7 @@ def registered_pages(lock: Callable[[Array], Callable[[], None]], nbytes: int) -
     memory = mapped_pages(nbytes)
     _touch(memory)
     try:
-        weakref.finalize(lender(memory), _unlock, lock(memory), os.getpid()).atexit = False
+        finalize(lender(memory), _unlock, lock(memory), os.getpid()).atexit = False
     except OSError:
         raise
     except BaseException:  # an interrupt: they may be locked, and nobody can unlock them, so they are never unmapped
@@ -85,24 +83,14 @@ class PinnedMemory:
         locked_pages: returns so many page-locked bytes, unlocked when the last view of them goes; raises OSError where
             there are none.
         budget_bytes: most bytes to lock.
-
-    >>> from functools import partial
-    >>> locked = []
-    >>> def lock(memory):
-    ...     locked.append(memory.nbytes)
-    ...     return locked.clear
-    >>> pinned = PinnedMemory(partial(registered_pages, lock), 2**20)
-    >>> array = pinned.take(300_000)
-    >>> array.nbytes, locked
-    (300000, [303104])
     """
 
     def __init__(self, locked_pages: Callable[[int], Array], budget_bytes: int) -> None:
         self._locked_pages = locked_pages
         self._budget = budget_bytes
         self._chunks: list[_Chunk] = []
-        self._loans: set[_Loan] = set()
-        self._returned: deque[_Loan] = deque()
+        self._loans: set[Loan] = set()
+        self._returned: deque[Loan] = deque()
         self._return = self._returned.append  # one for all: the collector looks at each
         self._step = 0
         self._has_warned = False
@@ -138,11 +126,8 @@ class PinnedMemory:
             start = chunk.take(size)
             assert start is not None, "a chunk that is too small"
             chunk.last_step = self._step
-            # A view of an array refers to the array itself only if that one's memory belongs to something else: hence
-            # the detour over a memoryview, without which the loan could end while a view is alive.
-            lent: Array = np.frombuffer(chunk.memory[start : start + size].data, np.uint8)
-            loan = _Loan(lent, self._return)
-            loan.back = partial(chunk.give, start, size)
+            lent, loan = lend(chunk.memory[start : start + size], self._return)
+            loan.memory = chunk, start, size
             self._loans.add(loan)
         return lent[:nbytes]
 
@@ -161,7 +146,8 @@ class PinnedMemory:
             loan = self._returned.popleft()
             if loan in self._loans:
                 self._loans.discard(loan)
-                loan.back()
+                chunk, start, size = loan.memory
+                chunk.give(start, size)
 
     def _new_chunk(self, size: int) -> "_Chunk | None":
         wanted = max(size, min(max(self.locked_bytes // _PART_OF_ALL, _LEAST_CHUNK), _MOST_CHUNK))
@@ -206,12 +192,3 @@ class _Chunk(FreeSpace):
     def is_idle(self) -> bool:
         """Whether nobody uses any of it."""
         return self.free_bytes == self.memory.nbytes
-
-
-class _Loan(weakref.ref[Array]):
-    """A block that is in use, as long as an array of it lives. Equal only to itself."""
-
-    __slots__ = ("back",)
-    __hash__ = object.__hash__
-    __eq__ = object.__eq__
-    back: Callable[[], None]

@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -28,22 +29,26 @@ Pages = NDArray[Any]
 
 @lru_cache(4096)
 def size_class(nbytes: int) -> int:
-    """Return the bytes that a pool takes for ``nbytes``: at most a sixteenth more, so that similar sizes share buffers.
-
-    >>> size_class(2**20), size_class(2**20 + 1), size_class(5_000_000)
-    (1048576, 1114112, 5242880)
-    """
+    """Return the bytes that a pool takes for ``nbytes``: at most a sixteenth more, so similar sizes share buffers."""
     step = max(BLOCK, (1 << (nbytes - 1).bit_length()) // (2 * _CLASSES))
     return -(-nbytes // step) * step
 
 
-class _Loan(weakref.ref[Pages]):
-    """A buffer that is in use, as long as an array of it lives. Equal only to itself."""
+class Loan(weakref.ref[Pages]):
+    """Memory that is in use, as long as an array of it lives. Equal only to itself."""
 
-    __slots__ = ("pages",)
+    __slots__ = ("memory",)
     __hash__ = object.__hash__
     __eq__ = object.__eq__
-    pages: Pages
+    memory: Any
+
+
+def lend(pages: Pages, comes_back: Callable[[Loan], object]) -> tuple[Pages, Loan]:
+    """Return an array of pages, and its loan, which comes back when the last view of the array goes."""
+    # A view of an array refers to the array itself only if that one's memory belongs to something else: hence the
+    # detour over a memoryview, without which the loan could end while a view is alive.
+    lent: Pages = np.frombuffer(pages.data, np.uint8)
+    return lent, Loan(lent, comes_back)
 
 
 class PagePool:
@@ -51,25 +56,13 @@ class PagePool:
 
     Idle buffers and those in use are together at most seven eighths of what was in use at one time, and 16 MiB:
     payloads that were compressed have ever other sizes, and would fill the pool with buffers that nobody asks for
-    again; and when most is in use the rest of the process has its peak too, so that what is idle then is a peak higher.
-    The 16 MiB are for sizes that take turns, such as those of a record read while others of its step are still in use:
+    again; and when most is in use the rest of the process has its peak too. The 16 MiB are for sizes that take turns:
     without them each would give its pages to the system, and get cleared ones for the next.
 
     An interrupt may leave a buffer in use until :meth:`take_stock`, and its bytes counted until no buffer is in use.
 
     Args:
-        idle_limit_bytes: most bytes to keep for later; what comes back beyond that, the longest unused first, goes to
-            the system at once.
-
-    >>> pool = PagePool(2**20)
-    >>> array = pool.take(2**20)
-    >>> part = array[10:20]
-    >>> del array
-    >>> pool.idle_bytes
-    0
-    >>> del part
-    >>> pool.idle_bytes
-    1048576
+        idle_limit_bytes: most bytes to keep for later; the longest unused go to the system beyond that.
     """
 
     def __init__(self, idle_limit_bytes: int) -> None:
@@ -81,8 +74,8 @@ class PagePool:
         """Begin with nothing: a thread of the parent, which the child does not have, may have been at it."""
         self._lock = threading.Lock()
         self._idle: list[Pages] = []  # the longest unused first
-        self._loans: set[_Loan] = set()
-        self._returned: deque[_Loan] = deque()
+        self._loans: set[Loan] = set()
+        self._returned: deque[Loan] = deque()
         self._used = self._most_lately = 0
         self._most_together = _FEW  # in use and idle
         self.idle_bytes = 0
@@ -93,8 +86,7 @@ class PagePool:
         if nbytes < SMALLEST:
             return page_aligned(nbytes)
         try:
-            pages = self._lend(size_class(nbytes))
-            return pages if pages.size == nbytes else pages[:nbytes]
+            return self._lend(size_class(nbytes))[:nbytes]
         except OSError:
             return page_aligned(nbytes)  # a process may have only so many mappings
 
@@ -112,12 +104,12 @@ class PagePool:
         self.give_back(idle_limit_bytes)
 
     def worth(self, nbytes: int) -> None:
-        """Keep no more idle than so many bytes from now on, whatever else allows it: what the user saves by buffers."""
+        """Keep no more idle than so many bytes from now on: what the user saves by buffers."""
         self._worth = most_bytes = nbytes + nbytes // _CLASSES  # as buffers of so many bytes take
         self.give_back(most_bytes)
 
     def give_back(self, most_bytes: int) -> None:
-        """Give idle memory to the system, that of the longest unused first, until no more than ``most_bytes`` are."""
+        """Give idle memory to the system, the longest unused first, until no more than ``most_bytes`` are."""
         if self.idle_bytes > most_bytes:
             with self._lock:
                 self._settle()
@@ -132,11 +124,8 @@ class PagePool:
                     break
             else:
                 pages = mapped_pages(size)
-            # A view of an array refers to the array itself only if that one's memory belongs to something else: hence
-            # the detour over a memoryview, without which the loan could end while a view is alive.
-            lent: Pages = np.frombuffer(pages.data, np.uint8)
-            loan = _Loan(lent, self._comes_back)
-            loan.pages = pages
+            lent, loan = lend(pages, self._comes_back)
+            loan.memory = pages
             self._used += size
             self._loans.add(loan)
             if self._used > self._most_lately:
@@ -145,7 +134,7 @@ class PagePool:
             self._trim(self._most_together - self._used)
             return lent
 
-    def _comes_back(self, loan: _Loan) -> None:
+    def _comes_back(self, loan: Loan) -> None:
         """Take a buffer back; in finalizers, which may run inside any method here and must not wait."""
         self._returned.append(loan)
         while self._returned and not self._lock.locked():  # which it is where this thread holds it
@@ -161,14 +150,13 @@ class PagePool:
             loan = self._returned.popleft()
             if loan in self._loans:
                 self._loans.discard(loan)
-                self._used -= loan.pages.size
-                self.idle_bytes += loan.pages.size
-                self._idle.append(loan.pages)
+                self._used -= loan.memory.size
+                self.idle_bytes += loan.memory.size
+                self._idle.append(loan.memory)
         if not self._loans:
             self._used = 0
 
     def _trim(self, most_bytes: int) -> None:
-        """Give memory that was idle longest to the system, until no more than ``most_bytes`` are."""
         while self._idle and self.idle_bytes > most_bytes:
             self._pop(0)
         if not self._idle:

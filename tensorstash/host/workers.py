@@ -1,40 +1,127 @@
-"""Threads that work behind the computation, started when there is work and gone with their owner."""
+"""Threads that work behind the computation, started when there is work and gone with their owner.
+
+The futures and pools of the standard library guard their state with a condition, whose methods are Python: an interrupt
+(Ctrl-C) between them leaves the lock taken, and the thread that does the work waits for it for ever. Here each change
+of state is one operation of C, which no signal handler can divide.
+"""
 
 import math
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, TypeVar
-
-from tensorstash.host.futures import Future
+from typing import Any, Generic, TypeVar
 
 R = TypeVar("R")
 
 _EXIT_S = 5.0
 
 
+class Future(Generic[R]):
+    """One piece of work and its outcome: exactly one end, by its result, an error, or being cancelled. Thread-safe.
+
+    Args:
+        work: to run, once.
+        ended: called when there is an end, also one by cancelling or by losing the thread; must not raise.
+    """
+
+    __slots__ = ("_ended", "_ends", "_gates", "_work")
+
+    def __init__(self, work: Callable[[], R], ended: Callable[[], object] | None = None) -> None:
+        self._work = [work]  # who takes it out does it, or has cancelled it
+        self._ended = ended
+        self._ends: list[tuple[Any, BaseException | None]] = []  # the first counts
+        self._gates: list[threading.Lock] = []
+
+    def run(self) -> None:
+        """Do the work, unless somebody does it or has cancelled it; an exception that ends the thread is raised."""
+        try:
+            work = self._work.pop()
+        except IndexError:
+            return
+        try:
+            result = work()
+        except Exception as error:
+            del work
+            self.fail(error)
+            del self  # the error refers to this frame, and must not refer to itself through the future
+        except BaseException as ending:
+            self.fail(RuntimeError(f"ended its thread by {ending!r}"))
+            raise
+        else:
+            del work  # whoever sees the end may rely on it that the thread holds nothing any more
+            self._end((result, None))
+
+    def fail(self, error: BaseException) -> None:
+        """Give it an error, unless it has its end already."""
+        self._end((None, error))
+
+    def cancel(self) -> bool:
+        """End it before it has begun; return False if it has."""
+        try:
+            self._work.pop()
+        except IndexError:
+            return False
+        self.fail(CancelledError())
+        return True
+
+    def done(self) -> bool:
+        """Whether it has its end."""
+        return bool(self._ends)
+
+    def outcome(self, timeout_s: float | None = None) -> tuple[Any, BaseException | None]:
+        """Wait for the end, in seconds or for as long as it takes; return its result and its error, or None for each.
+
+        Raises:
+            TimeoutError: it has not ended in time.
+        """
+        if not self._ends:
+            gate = threading.Lock()
+            gate.acquire()
+            self._gates.append(gate)
+            # The end may have come before anybody saw the gate.
+            if not self._ends:
+                gate.acquire(timeout=-1 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
+            if not self._ends:
+                raise TimeoutError
+        return self._ends[0]
+
+    def result(self, timeout_s: float | None = None) -> R:
+        """Wait for the end, as :meth:`outcome` does, and return its result or raise its error."""
+        result, error = self.outcome(timeout_s)
+        if error is None:
+            value: R = result
+            return value
+        try:
+            raise error
+        finally:
+            del error, self  # the error refers to this frame
+
+    def _end(self, end: tuple[Any, BaseException | None]) -> None:
+        self._ends.append(end)
+        if self._ends[0] is not end:
+            del self._ends[1:], end
+            return
+        for gate in self._gates:
+            gate.release()
+        if self._ended is not None:
+            self._ended()
+
+
 class Workers:
     """Runs functions in order of submission, on threads that do not have to answer. Thread-safe.
 
-    Threads start with the work that needs them and end when the last reference to this object goes, after all
-    work submitted until then. At interpreter exit work that has not begun is dropped; running work has five seconds to
-    end, so that a device that hangs keeps no process alive.
-
-    A thread that has died is replaced, and so is one whose work takes longer than ``timeout_s``, as soon as there is
-    other work; whoever waits for it gets a :class:`RuntimeError` or a :class:`TimeoutError`, and a late
-    result is dropped.
+    Threads end when the last reference to this object goes, after all work submitted until then. At interpreter exit
+    work that has not begun is dropped; running work has five seconds to end. A thread that has died is replaced, and
+    so is one whose work takes too long, as soon as there is other work; whoever waits for it gets a
+    :class:`RuntimeError` or a :class:`TimeoutError`, and a late result is dropped.
 
     Args:
-        name: prefix of the threads' names.
         threads: most of them at one time, but for those that are given up.
         timeout_s: longest time one piece of work may take, in seconds.
-
-    >>> workers = Workers("doc", 1)
-    >>> workers.submit(lambda: 6 * 7).result()
-    42
     """
 
     __slots__ = ("__weakref__", "_pool", "timeout_s")
@@ -46,8 +133,7 @@ class Workers:
     def submit(self, work: Callable[[], R], *, ended: Callable[[], object] | None = None) -> Future[R]:
         """Run ``work`` once: later, or now where no thread can be started, such as while the interpreter exits.
 
-        Work whose submission raises, which only an interrupt does, is not done unless it has begun. When it has come to
-        an end, whatever that is, ``ended`` is called, which must not raise.
+        Work whose submission raises, which only an interrupt does, is not done unless it has begun.
         """
         job, pool = Future(work, ended), self._pool
         del work
@@ -81,10 +167,7 @@ class Workers:
 
 
 class _Thread(threading.Thread):
-    """A thread, and its present work.
-
-    It is a daemon, because the interpreter waits for all others for ever.
-    """
+    """A thread, and its present work; a daemon, because the interpreter waits for all others for ever."""
 
     def __init__(self, pool: "_ThreadPool", name: str) -> None:
         super().__init__(target=pool.serve, args=(self,), name=name, daemon=True)

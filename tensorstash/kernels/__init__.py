@@ -1,7 +1,7 @@
 """Arithmetic on arrays. NumPy defines each function; a compiled one takes its place here where it knows the dtypes.
 
-Arrays are contiguous and may start at any address. Only those that are said to be filled are written. The compiled
-functions come from ``native/``, give the same bits, and release the interpreter lock.
+Arrays are contiguous and may start at any address. The compiled functions come from ``native/``, give the same bits,
+and release the interpreter lock.
 """
 
 from tensorstash.host import native

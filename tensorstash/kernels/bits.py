@@ -18,10 +18,8 @@ COARSENING: Mapping[int, tuple[int, int]] = MappingProxyType({4: (15, 135), 2: (
 
 
 def coarsen(codes: Array, bits: int) -> None:
-    """Replace codes of 8 bits by the nearest of 4 or 2, of which 0 and the largest stand for the same.
-
-    A code of 4 bits is worth 17 of 8 bits, one of 2 bits 85; both are odd, so that there are no ties.
-    """
+    """Replace codes of 8 bits by the nearest of 4 or 2, of which 0 and the largest stand for the same."""
+    # A code of 4 bits is worth 17 of 8 bits, one of 2 bits 85; both are odd, so that there are no ties.
     factor, half = map(np.uint16, COARSENING[bits])
     codes[...] = (codes * factor + half) >> np.uint16(8)
 

@@ -16,24 +16,12 @@ GOLDEN = 0x9E3779B9
 
 
 def seed_word(seed: int) -> int:
-    """Return a word of 32 bits for a seed of any size; seeds below 2**32 have different ones.
-
-    >>> seed_word(0) != seed_word(1)
-    True
-    """
+    """Return a word of 32 bits for a seed of any size; seeds below 2**32 have different ones."""
     return crc32(seed.to_bytes(max(4, -(-seed.bit_length() // 8)), "little"))
 
 
 def group_keys(low: Array, scale: Array, word: int) -> Array:
-    """Return seeds that set the random bits of each group apart from those of groups with another range.
-
-    Two tensors, or one tensor at two steps, are not rounded by the same bits.
-
-    Args:
-        low: of each group, floats of 4 or 8 bytes.
-        scale: likewise.
-        word: of :func:`seed_word`.
-    """
+    """Return seeds that set the random bits of each group apart from those of groups with another low or scale."""
     keys = _word(scale)
     keys ^= np.uint32(word)
     mix(keys)
@@ -43,14 +31,8 @@ def group_keys(low: Array, scale: Array, word: int) -> Array:
 
 
 def dither(keys: Array, places: Array) -> Array:
-    """Return 16 random bits for every element of a matrix, whose rows are groups.
-
-    Elements 2k and 2k + 1 of the tensor have the lower and the upper half of one word, if they are of one group.
-
-    Args:
-        keys: of :func:`group_keys`, one for each group.
-        places: of the elements in the tensor, in C order.
-    """
+    """Return 16 random bits for every element of a matrix, whose rows are groups, by its place in the tensor."""
+    # Elements 2k and 2k + 1 of the tensor have the lower and the upper half of one word, if they are of one group.
     words = (places >> 1).astype(np.uint32, copy=False)
     words *= np.uint32(GOLDEN)
     words += keys[:, None]

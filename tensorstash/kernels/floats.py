@@ -71,14 +71,9 @@ _MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
 def narrow(values: Array, dtype: str) -> Array:
-    """Return ``values`` rounded to the nearest number of ``dtype``, ties to even, as its carrier.
+    """Return flat ``float32`` values rounded to the nearest number of ``dtype``, ties to even, as its carrier.
 
-    Numbers beyond the range become infinity, or 448 in ``float8_e4m3fn``, which has no infinity. NaNs stay NaN and
-    keep their sign.
-
-    Args:
-        values: flat, contiguous ``float32``.
-        dtype: a name of :data:`FORMATS`.
+    Numbers beyond the range become infinity, or 448 in ``float8_e4m3fn``. NaNs stay NaN and keep their sign.
     """
     target = FORMATS[dtype]
     raw = values.view(np.uint32)
@@ -96,14 +91,7 @@ def narrow(values: Array, dtype: str) -> Array:
 
 
 def convert(source: Array, dtype: str, target: Array, wanted: str) -> None:
-    """Fill ``target`` with floats in another format, a block at a time.
-
-    Args:
-        source: flat, contiguous, of ``dtype``; ``float64`` is rounded to ``float32`` first, as frameworks do.
-        dtype: a float dtype.
-        target: as many elements of ``wanted``.
-        wanted: a float dtype; one of the two is a name of :data:`FORMATS`.
-    """
+    """Fill a flat array with floats in another format; ``float64`` becomes ``float32`` first, as in frameworks."""
     with np.errstate(all="ignore"):
         for start in range(0, source.size, BLOCK):
             block = source[start : start + BLOCK]
@@ -138,12 +126,7 @@ def _rebased(magnitude: Array, target: FloatFormat) -> Array:
 
 
 def widen(bits: Array, dtype: str) -> Array:
-    """Return the exact ``float32`` values of narrower floats; NaNs keep their sign and their payload.
-
-    Args:
-        bits: flat, contiguous carrier bits.
-        dtype: a name of :data:`FORMATS`.
-    """
+    """Return the exact ``float32`` values of flat carrier bits; NaNs keep their sign and their payload."""
     source = FORMATS[dtype]
     bits = bits.view(f"u{source.nbits // 8}")
     drop = 23 - source.mantissa

@@ -1,4 +1,4 @@
-"""Groups of neighbours along the last dimension of an array, and the extremes of each group."""
+"""Groups of neighbours along the last dimension of an array."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,14 +13,7 @@ BLOCK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Groups of one width that are worked on together, as the rows of a matrix.
-
-    Args:
-        rows: of the array, as :class:`Groups` sees it.
-        columns: of their elements.
-        groups: numbers of the groups within each row.
-        width: elements of a group.
-    """
+    """Groups of one width that are worked on together, as rows of a matrix; ``groups`` are their numbers in a row."""
 
     rows: slice
     columns: slice
@@ -51,15 +44,8 @@ class Groups:
     less than one group, as many trailing dimensions as it takes: groups of the four columns of an image would need
     more room for their parameters than for their codes.
 
-    Args:
-        rows: number of rows.
-        length: elements of a row.
-        size: elements of a group.
-
     >>> Groups.of((2, 300), 128)
     Groups(rows=2, length=300, size=128)
-    >>> Groups.of((8, 7, 7, 4), 128).length, Groups.of((5, 64), 64).rows, Groups.of((), 8).count
-    (196, 5, 1)
     """
 
     rows: int
@@ -90,10 +76,7 @@ class Groups:
         return self.rows * self.per_row
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all groups: the whole ones, and then the shorter ones at the ends of rows.
-
-        A block has at most :data:`BLOCK` elements, or one group.
-        """
+        """Yield all groups, at most :data:`BLOCK` elements at once: the whole ones, then the shorter ends of rows."""
         whole, rest = divmod(self.length, self.size)
         for first, stop, width in ((0, whole, self.size), (whole, self.per_row, rest)):
             across = min(max(BLOCK // max(width, 1), 1), stop - first)
@@ -103,24 +86,3 @@ class Groups:
                 columns = slice(group * self.size, min(groups.stop * self.size, self.length))
                 for row in range(0, self.rows, down):
                     yield Block(slice(row, min(row + down, self.rows)), columns, groups, width)
-
-
-def extremes(values: Array) -> tuple[Array, Array]:
-    """Return the smallest and the largest element of every row; a NaN of either sign is beyond infinity.
-
-    The bits are compared as integers, which NumPy does more than twice as fast as comparing floats, and which no
-    flush-to-zero mode changes: as signed integers, positive floats are in order and above all negative ones; as
-    unsigned integers, negative floats are in reverse order and above all positive ones.
-
-    Args:
-        values: a matrix of floats of 4 or 8 bytes.
-    """
-    signed, raw = values.view(f"i{values.itemsize}"), values.view(f"u{values.itemsize}")
-    largest = signed.max(axis=1)
-    if largest.size and largest.min() < 0:
-        np.copyto(largest, raw.min(axis=1).view(signed.dtype), where=largest < 0)
-    smallest = raw.max(axis=1)
-    sign = raw.dtype.type(1 << (8 * values.itemsize - 1))
-    if smallest.size and smallest.min() < sign:
-        np.copyto(smallest, signed.min(axis=1).view(raw.dtype), where=smallest < sign)
-    return smallest.view(values.dtype), largest.view(values.dtype)

@@ -11,10 +11,7 @@ from tensorstash.kernels.groups import BLOCK
 
 
 def unsigned(array: Array) -> Array:
-    """Return the bits of an array as a flat view of unsigned integers, on which every comparison is exact.
-
-    Elements of 16 bytes become two integers each.
-    """
+    """Return the bits of an array as a flat view of unsigned integers, two for elements of 16 bytes."""
     return array.reshape(-1).view(f"u{min(array.itemsize, 8)}")
 
 
@@ -38,10 +35,7 @@ def unpack_booleans(packed: Array, flags: Array) -> None:
 def pack_two_values(words: Array, pair: Array, packed: Array) -> bool:
     """Pack words at one bit each, if they have at most two values, and return whether they do.
 
-    Args:
-        words: to pack.
-        pair: two of them; filled with the first element, and the other value, or the first again if there is none.
-        packed: filled with 1 where a word is the second.
+    ``pair`` is filled with the first element, and the other value, or the first again if there is none.
     """
     pair[:] = words[0] if words.size else 0
     found = False

@@ -8,7 +8,7 @@ from tensorstash.host.arrays import Array
 from tensorstash.kernels.bits import coarsen, pack_codes, packed_nbytes, unpack_codes
 from tensorstash.kernels.dither import dither, group_keys
 from tensorstash.kernels.floats import FORMATS, FloatFormat, narrow, widen
-from tensorstash.kernels.groups import Groups, extremes
+from tensorstash.kernels.groups import Groups
 
 FINEST = 255
 """The largest code of 8 bits. Fewer bits are codes of 8 bits, rounded once more, which adds 1/34 of a scale to the
@@ -23,10 +23,8 @@ class Arithmetic:
         dtype: its NumPy name.
         roundoff: largest relative error of an operation.
         magic: adding it rounds to a whole number, whose bits are then the lowest of the sum.
-        limit: finite elements beyond it, up or down, become it; the range of a group, or an element rebuilt at the end
-            of the range, could overflow otherwise.
-        least: a group with a smaller range is taken as constant; its scale, or the inverse of it, would not be a
-            normal number otherwise.
+        limit: finite elements beyond it become it, since the range of a group could overflow.
+        least: a group of a smaller range is taken as constant, since its scale would not be a normal number.
     """
 
     dtype: str
@@ -63,14 +61,7 @@ class Grid:
 
     @classmethod
     def of(cls, extent: "Extent", bits: int, highest: int, arithmetic: Arithmetic) -> "Grid":
-        """Return the grids of groups, whose codes reach from the smallest to the largest finite element.
-
-        Args:
-            extent: of the groups.
-            bits: of a code; the scale is a multiple of that of 8 bits, but where :data:`SPECIALS` take codes.
-            highest: code that ``inverse`` leads to, where :data:`SPECIALS` take none.
-            arithmetic: format of the computation.
-        """
+        """Return the grids of groups; ``inverse`` leads to the code ``highest``, where :data:`SPECIALS` take none."""
         number = extent.low.dtype.type
         span = extent.high - extent.low
         scale, inverse = span / number(FINEST), number(highest) / span
@@ -103,14 +94,13 @@ class Extent:
     @classmethod
     def of(cls, values: Array, bits: int, arithmetic: Arithmetic) -> "Extent":
         """Return the extent of every group, each a row of a matrix."""
-        low, high = extremes(values)
+        low, high = values.min(axis=1), values.max(axis=1)
         limit = values.dtype.type(arithmetic.limit)
         if low.min() >= -limit and high.max() <= limit:
             return cls(low, high)
         finite = np.isfinite(values)
         held = np.clip(values, -limit, limit)
-        low, _ = extremes(np.where(finite, held, np.inf).astype(values.dtype))
-        _, high = extremes(np.where(finite, held, -np.inf).astype(values.dtype))
+        low, high = held.min(axis=1, initial=np.inf, where=finite), held.max(axis=1, initial=-np.inf, where=finite)
         special: Array = np.logical_not(finite.all(axis=1))
         low[low == np.inf] = high[high == -np.inf] = 0
         if bits == 2:  # a single code is left
@@ -120,25 +110,15 @@ class Extent:
 
 
 def section_nbytes(dtype: str, groups: Groups, bits: int) -> tuple[int, int, int]:
-    """Return the bytes that the scales, the lows and the packed codes of a tensor take.
-
-    >>> section_nbytes("bfloat16", Groups.of((300,), 128), 4)
-    (12, 12, 150)
-    """
+    """Return the bytes that the scales, the lows and the packed codes of a tensor take."""
     table = groups.count * np.dtype(Arithmetic.of(dtype).dtype).itemsize
     return table, table, packed_nbytes(groups.rows * groups.length, bits)
 
 
 def quantize(source: Array, body: Array, dtype: str, groups: Groups, bits: int, seed: int | None) -> None:
-    """Fill ``body`` with the scales, the lows and the packed codes of a tensor.
+    """Fill ``body`` with the scales, the lows and the packed codes of a tensor, which is given as carrier bits.
 
-    Args:
-        source: the elements, as carrier bits.
-        body: ``uint8``, as long as :func:`section_nbytes` says; filled.
-        dtype: of the tensor.
-        groups: of the tensor.
-        bits: of a code.
-        seed: word of :func:`~tensorstash.kernels.dither.seed_word` for stochastic rounding; None rounds to nearest.
+    ``seed`` is a word of :func:`~tensorstash.kernels.dither.seed_word`; None rounds to nearest.
     """
     scales, lows, packed = _sections(body, dtype, groups, bits)
     arithmetic, shape = Arithmetic.of(dtype), (groups.rows, groups.length)
@@ -221,12 +201,8 @@ def error_bounds(
 
     With R the range, M the largest magnitude and u the roundoff: subtracting, scaling and the inverse lose at most
     4u of R, the scale and its product 5u of R, the last sum u of M; 16u (R + M) covers them and their products. Even
-    a thread that flushes subnormals to zero loses no more than ten times the smallest normal number on top.
-
-    Args:
-        is_stochastic: whether rounding to a code can lose a scale; to nearest that is half of one, and half of one of
-            8 bits for rounding twice.
-        narrowed: the format that the results are rounded to, if that is not the one that is computed in.
+    a thread that flushes subnormals to zero loses no more than ten times the smallest normal number on top. Rounding to
+    nearest loses half of a scale, and half of one of 8 bits for rounding twice.
     """
     # Of more bits, so that the range is that of the elements where a single code is left.
     extent = Extent.of(values, 8, arithmetic)

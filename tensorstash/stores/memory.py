@@ -74,11 +74,8 @@ _nbytes = attrgetter("nbytes")
 class MemoryStore:
     """The live store of :class:`Memory`. Thread-safe; keeps the arrays it is given and hands out read-only views.
 
-    An array goes with its slot, also where an interrupt has kept :meth:`delete` from being called.
-
-    Args:
-        config: of the store.
-        then: takes the arrays that do not fit; owned by this store.
+    An array goes with its slot, also where an interrupt has kept :meth:`delete` from being called. The store owns
+    ``then``, which takes the arrays that do not fit.
     """
 
     retains: ClassVar[bool] = True
@@ -99,13 +96,7 @@ class MemoryStore:
         return sum(map(_nbytes, list(self._arrays.values())))
 
     def put(self, data: Array, /) -> Slot:
-        """Keep ``data``, which must be private, and return its slot.
-
-        Raises:
-            StoreFullError: the array does not fit the budget, nor the other store.
-            StoreError: the other store failed.
-            SlotGoneError: the store is closed.
-        """
+        """Keep ``data``, which must be private, or give it to the other store; return its slot."""
         slot, full = _Slot(), ""
         with self._lock:
             if self._closed:
@@ -127,12 +118,7 @@ class MemoryStore:
             raise StoreFullError(f"{full}; {error}") from error
 
     def get(self, slot: Slot, /) -> Array:
-        """Return a read-only view of the array that was put, or the result of the other store.
-
-        Raises:
-            SlotGoneError: the slot was deleted, or the store is closed.
-            StoreError: the other store failed.
-        """
+        """Return a read-only view of the array that was put, or the result of the other store."""
         array = self._arrays.get(ref(slot)) if isinstance(slot, _Slot) else None
         if array is None and self._then is not None:
             return self._then.get(slot)
@@ -141,10 +127,7 @@ class MemoryStore:
         return borrowed(array)
 
     def delete(self, slot: Slot, /) -> None:
-        """Free the slot; idempotent, never blocks.
-
-        It is one step, so that a finalizer may call it inside any other method on the same thread.
-        """
+        """Free the slot, in one step, so that a finalizer may call it inside any other method on the same thread."""
         if isinstance(slot, _Slot):
             self._arrays.pop(ref(slot), None)
         if self._then is not None:

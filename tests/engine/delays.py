@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from tensorstash.host.futures import Future
-from tensorstash.host.workers import Workers
+from tensorstash.host.workers import Future, Workers
 
 NBYTES = [0, 1, 200, 1000, 20_000, 300_000, 2**28]
 

@@ -24,7 +24,7 @@ from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.engine.session import Session
 from tensorstash.engine.transfers import Transfers
 from tensorstash.host.budget import ByteBudget, Lease
-from tensorstash.host.futures import Future
+from tensorstash.host.workers import Future
 from tensorstash.reference import Tensor
 from tensorstash.reference.storage.streams import Stream, default_stream, use_stream
 

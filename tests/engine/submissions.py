@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensorstash.host.futures import Future
-from tensorstash.host.workers import Workers
+from tensorstash.host.workers import Future, Workers
 
 
 class Submissions:

@@ -2,8 +2,7 @@
 
 Direct I/O takes memory from certain addresses on only, and a tensor starts where its allocator wants. So a record is
 written from its first such address on, and the few bytes before that come last. It is read back to an address that is
-as far from such a one: only those few bytes are ever copied. Records shorter than a huge page lie in pages that are far
-from one another, and are copied as a whole.
+as far from such a one: only those few bytes are ever copied.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from weakref import ref
 
 from tensorstash.errors import CorruptDataError
 from tensorstash.host.arrays import Array, address
-from tensorstash.host.checksum import CHECKSUM_BLOCK
+from tensorstash.host.checksum import CHECKSUM_BLOCK, joint_checksum
 from tensorstash.host.pages import HUGE_PAGE
 from tensorstash.stores.disk.slab import Extent, Slab
 
@@ -34,6 +33,11 @@ class Turn(NamedTuple):
         start, stop = start + self.shift, stop + self.shift
         end = stop - data.size
         return [data[start:stop]] if end <= 0 else [data[start:], data[max(start - data.size, 0) : end]]
+
+    def checksums(self, data: Array, start: int, stop: int) -> list[int]:
+        """Return the checksum of each block of :meth:`parts`."""
+        blocks = range(start, stop, CHECKSUM_BLOCK)
+        return [joint_checksum(*self.parts(data, at, min(at + CHECKSUM_BLOCK, stop))) for at in blocks]
 
     def back(self, pages: Array, nbytes: int) -> Array:
         """Return the record of so many bytes; ``pages`` hold the bytes of the disk from ``room`` on."""

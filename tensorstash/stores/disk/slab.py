@@ -14,7 +14,7 @@ import numpy as np
 
 from tensorstash.errors import CorruptDataError, StoreError, StoreFullError
 from tensorstash.host.arrays import Array, whole_pages
-from tensorstash.host.checksum import CHECKSUM_BLOCK, block_checksums, joint_checksum
+from tensorstash.host.checksum import block_checksums
 from tensorstash.host.free_space import FreeSpace
 from tensorstash.host.pages import BLOCK, HUGE_PAGE, page_aligned, round_up
 from tensorstash.stores.disk.syscalls import FULL, UNSUPPORTED, Syscalls
@@ -41,15 +41,6 @@ class Slab:
 
     :meth:`take` and :meth:`give` keep the books and must not run at once; :meth:`write` and :meth:`read` are
     thread-safe.
-
-    Args:
-        directory: where the file is made.
-        calls: the operating system's calls.
-        direct: whether to bypass the page cache where that is possible.
-        limit_bytes: most bytes of the file; None for no limit but the device.
-
-    Raises:
-        StoreError: no file can be made there.
     """
 
     def __init__(self, directory: str, calls: Syscalls, *, direct: bool, limit_bytes: int | None) -> None:
@@ -87,12 +78,7 @@ class Slab:
     def take(self, size: int) -> Extent | None:
         """Return an extent of at most ``size`` bytes, or None if nothing is free and the file is at its limit.
 
-        The best fit comes first, then the largest scrap that is worth it, then growing, and small scraps last: a file
-        that has room enough stays as it is.
-
-        Raises:
-            StoreFullError: nothing is free and the device is full.
-            StoreError: the file could not be grown for another reason.
+        The best fit comes first, then the largest scrap that is worth it, then growing, and small scraps last.
         """
         if self._space.largest < min(size, _SCRAP) and self.size != self._limit:
             try:
@@ -108,38 +94,19 @@ class Slab:
         """Make an extent free again."""
         self._space.give(extent.offset, extent.size)
 
-    def write(self, parts: Sequence[Array], extent: Extent) -> list[int]:
-        """Write arrays one after the other to the start of ``extent``; return the checksums of their bytes together.
-
-        Whole blocks of the first go from where they are; the rest is copied.
-
-        Args:
-            parts: the first starts at a multiple of :attr:`address_unit`, and the others are shorter than that.
-            extent: where they go.
-
-        Raises:
-            StoreFullError: the device is full.
-            StoreError: the device refused.
-        """
-        first, *others = parts
-        whole = first.size // BLOCK * BLOCK if self.direct else first.size
-        summed = whole // CHECKSUM_BLOCK * CHECKSUM_BLOCK
-        written = [first[:whole]] if whole else []
-        left = [first[whole:], *others]
-        if rest := sum(part.size for part in left):
-            last = page_aligned(round_up(rest) if self.direct else rest)
-            np.concatenate(left, out=last[:rest])
-            written.append(last)
-            fills = min(rest, summed + CHECKSUM_BLOCK - whole)
-            digests = block_checksums(first[:summed])
-            digests += joint_checksum([first[summed:whole], last[:fills]]), *block_checksums(last[fills:rest])
-        else:
-            digests = block_checksums(first)
-        self._write_all(written, extent.offset)
-        return digests
+    def write(self, parts: Sequence[Array], extent: Extent) -> None:
+        """Write arrays one after the other; all but the first are shorter than its unit of addresses."""
+        if self.direct:  # whole blocks of the first go from where they are; the rest is copied
+            first, *others = parts
+            whole = first.size // BLOCK * BLOCK
+            rest = np.concatenate([first[whole:], *others])
+            last = page_aligned(round_up(rest.size))
+            last[: rest.size] = rest
+            parts = [part for part in (first[:whole], last) if part.size]
+        self._write_all(parts, extent.offset)
 
     def write_copy(self, data: Array, extent: Extent) -> list[int]:
-        """Write ``data``, shorter than a huge page, as :meth:`write` does, but by way of a buffer in one run of memory.
+        """Write ``data`` by way of a buffer in one run of memory; return its checksums.
 
         Pages far from one another cost the device more than copying costs the processor.
         """
@@ -148,32 +115,17 @@ class Slab:
         self._write_all([bounce], extent.offset)
         return digests
 
-    def read(self, out: Array, nbytes: int, offset: int) -> list[int]:
-        """Fill ``out``, page-aligned and of whole blocks, and return the checksums of its first ``nbytes``.
-
-        Args:
-            out: all bytes that are read.
-            nbytes: how much of it anybody wants.
-            offset: where in the file, in bytes; a multiple of the block size.
-
-        Raises:
-            CorruptDataError: the file ends before.
-            StoreError: the device refused.
-        """
-        self._read_all(out, offset)
-        return block_checksums(out[:nbytes])
-
-    def read_copy(self, out: Array, nbytes: int, offset: int) -> list[int]:
-        """Fill the first ``nbytes`` of ``out`` by way of a buffer in one run of memory; otherwise as :meth:`read`."""
-        bounce = _bounce(out.size)
-        self._read_all(bounce, offset)
-        return block_checksums(bounce[:nbytes], copy=out[:nbytes])
+    def read(self, out: Array, nbytes: int, offset: int, *, by_copy: bool) -> list[int]:
+        """Fill the first ``nbytes`` of whole blocks, page-aligned or by way of a copy, and return their checksums."""
+        target = _bounce(out.size) if by_copy else out
+        self._read_all(target, offset)
+        return block_checksums(target[:nbytes], copy=out[:nbytes] if by_copy else None)
 
     def close(self) -> None:
-        """Close the file, which is gone with that, but in a forked child, where the parent has it still; idempotent."""
+        """Close the file, which is gone with that, unless the parent of a forked child has it still; idempotent."""
         self.file.close()
 
-    def _write_all(self, parts: list[Array], offset: int) -> None:
+    def _write_all(self, parts: Sequence[Array], offset: int) -> None:
         def write(done: int) -> int:
             return self._calls.write(self.file.fileno(), _after(parts, done), offset + done)
 
@@ -243,13 +195,13 @@ class Slab:
             raise _failed(f"cutting the slab in {self.directory!r} to {self.size} bytes", error) from error
 
 
-def _after(parts: list[Array], done: int) -> list[Array]:
+def _after(parts: Sequence[Array], done: int) -> Sequence[Array]:
     first = parts[0]
     return [first[done:], *parts[1:]] if done < first.size else _after(parts[1:], done - first.size)
 
 
 def _bounce(nbytes: int) -> Array:
-    # In one run of memory.
+    """Return bytes in one run of memory."""
     return whole_pages(max(nbytes, HUGE_PAGE))[:nbytes]
 
 

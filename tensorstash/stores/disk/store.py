@@ -50,7 +50,11 @@ class Disk:
     tier: ClassVar[Tier] = "disk"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "directory", _directory(self.directory))
+        if self.directory is not None:
+            path = os.fspath(self.directory) if isinstance(self.directory, str | os.PathLike) else None
+            if not isinstance(path, str) or not path or "\0" in path:
+                raise ConfigError(f"disk.directory: got {self.directory!r}, expected the path of a directory")
+            object.__setattr__(self, "directory", path)
         if self.budget is not None:
             object.__setattr__(self, "budget", parse_budget(self.budget, path="disk.budget"))
         if not isinstance(self.direct, bool):
@@ -74,25 +78,12 @@ class Disk:
         return DiskStore(self)
 
 
-def _directory(directory: object) -> str | None:
-    if directory is None:
-        return None
-    path = os.fspath(directory) if isinstance(directory, str | os.PathLike) else None
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise ConfigError(f"disk.directory: got {directory!r}, expected the path of a directory")
-    return path
-
-
 class DiskStore:
     """The live store of :class:`Disk`. Thread-safe.
 
     A record that nobody refers to is deleted, also where an interrupt has kept :meth:`delete` from being called. Only
     threads that no interrupt reaches put and get records, which the engine sees to. In a forked child it is closed, and
     the parent goes on with the file.
-
-    Args:
-        config: of the store.
-        calls: the operating system's calls; another object switches abilities off, or plants faults.
     """
 
     retains: ClassVar[bool] = False
@@ -138,13 +129,7 @@ class DiskStore:
         return self.slab.direct
 
     def put(self, data: Array, /) -> Slot:
-        """Write ``data`` to disk and return its slot; the array is not kept.
-
-        Raises:
-            StoreFullError: the budget is used up, or a device is full. Nothing was stored, the store stays usable.
-            StoreError: a device refused.
-            SlotGoneError: the store is closed, as in a fork of the process that opened it.
-        """
+        """Write ``data`` to disk and return its slot; the array is not kept."""
         is_in_place = is_long(data)
         if is_in_place and address(data) % ALIGNMENT:
             data = copied(data)
@@ -153,7 +138,8 @@ class DiskStore:
             slab = record.slab
             for piece in record.pieces:
                 if is_in_place or not slab.direct:
-                    piece.digests = slab.write(record.turn.parts(data, piece.start, piece.stop), piece.extent)
+                    piece.digests = record.turn.checksums(data, piece.start, piece.stop)
+                    slab.write(record.turn.parts(data, piece.start, piece.stop), piece.extent)
                 else:
                     piece.digests = slab.write_copy(data[piece.start : piece.stop], piece.extent)
             record.is_live = True
@@ -165,22 +151,16 @@ class DiskStore:
             self._end(record)
 
     def get(self, slot: Slot, /) -> Array:
-        """Return a private, writable copy of the bytes that were put, at a multiple of 64.
-
-        Raises:
-            SlotGoneError: the slot was deleted, or the store is closed, as in a fork of the process that opened it.
-            CorruptDataError: the bytes are not those that were put.
-            StoreError: a device refused.
-        """
+        """Return a private, writable copy of the bytes that were put, at a multiple of 64."""
         record = self._begin_get(slot)
         try:
             pages = whole_pages(record.turn.room + round_up(record.nbytes))
             out = pages[record.turn.room :]
             slab = record.slab
-            fill = slab.read_copy if slab.direct and _SCATTERED <= out.size < HUGE_PAGE else slab.read
+            by_copy = slab.direct and _SCATTERED <= out.size < HUGE_PAGE
             for piece in record.pieces:
                 nbytes = piece.stop - piece.start
-                found = fill(out[piece.start :][: round_up(nbytes)], nbytes, piece.extent.offset)
+                found = slab.read(out[piece.start :][: round_up(nbytes)], nbytes, piece.extent.offset, by_copy=by_copy)
                 if found != piece.digests:
                     raise corrupt(record, piece, found)
             return record.turn.back(pages, record.nbytes)
@@ -188,11 +168,7 @@ class DiskStore:
             self._end(record)
 
     def delete(self, slot: Slot, /) -> None:
-        """Free the slot; idempotent, never blocks.
-
-        It takes no lock, so that a finalizer may call it inside any other method on the same thread. The space is
-        taken back by the next :meth:`put`, once nobody reads it any more.
-        """
+        """Free the slot, without a lock; the next :meth:`put` takes the space back, once nobody reads it any more."""
         if isinstance(slot, Record) and slot.space in self._spaces:
             self._drop(slot)
 
@@ -204,7 +180,7 @@ class DiskStore:
                 self.slab.close()
 
     def _begin_put(self, data: Array) -> Record:
-        """Return a record with space, which stays in use, as the file stays open, until :meth:`_end`."""
+        """Return a record with space; it stays in use, and the file open, until :meth:`_end`."""
         with self._lock:
             self._refuse_closed()
             self._settle()
@@ -216,7 +192,7 @@ class DiskStore:
         return record
 
     def _begin_get(self, slot: Slot) -> Record:
-        """Return a record that is held, which stays in use, as the file stays open, until :meth:`_end`."""
+        """Return a record that is held; it stays in use, and the file open, until :meth:`_end`."""
         with self._lock:
             self._refuse_closed()
             if not isinstance(slot, Record) or not slot.is_live or slot.space not in self._spaces:

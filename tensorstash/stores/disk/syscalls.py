@@ -29,8 +29,7 @@ _ZERO_BYTES = 2**20
 class Syscalls:
     """The abilities of the operating system. Each can be switched off, which takes a fallback of the same meaning.
 
-    The methods may transfer less than asked, as the calls themselves do, and raise :class:`OSError`; they are the one
-    place where storage can fail, and so the place to plant faults.
+    The methods may transfer less than asked, as the calls themselves do. Here alone storage can fail.
 
     Args:
         direct: reads and writes can bypass the page cache (``O_DIRECT``).
@@ -43,10 +42,7 @@ class Syscalls:
     positioned: bool = hasattr(os, "pwritev") and hasattr(os, "preadv")
 
     def write(self, fd: int, parts: Sequence[Array], offset: int) -> int:
-        """Write a prefix of ``parts``, one after the other, at ``offset``; return its length.
-
-        Without ``positioned``: not thread-safe, and the first part only.
-        """
+        """Write a prefix of ``parts`` and return its length; without ``positioned`` not thread-safe, the first only."""
         if self.positioned:
             return os.pwritev(fd, [part.data for part in parts], offset)
         os.lseek(fd, offset, os.SEEK_SET)
@@ -61,10 +57,7 @@ class Syscalls:
             return file.readinto(out.data)
 
     def enable_direct(self, fd: int) -> int:
-        """Make an empty file bypass the page cache; return the unit of addresses it takes, in bytes, or 0 if it cannot.
-
-        File systems refuse different calls at different times: so it writes one block to see, and takes it back.
-        """
+        """Make an empty file bypass the page cache; return the unit of addresses it takes, in bytes, or 0."""
         if not self.direct or sys.platform == "win32":
             return 0
         buffered = fcntl.fcntl(fd, fcntl.F_GETFL)
@@ -72,6 +65,7 @@ class Syscalls:
             probe = page_aligned(2 * BLOCK)[unit % BLOCK :][:BLOCK]
             try:
                 fcntl.fcntl(fd, fcntl.F_SETFL, buffered | os.O_DIRECT)
+                # File systems refuse different calls at different times: so one block is written and taken back.
                 os.pwrite(fd, probe.data, 0)
             except OSError as error:
                 if error.errno in FULL:
@@ -86,9 +80,7 @@ class Syscalls:
         return 0
 
     def reserve(self, fd: int, start: int, length: int) -> None:
-        """Give the file blocks for ``length`` bytes from its end, ``start``, on, so that writing them cannot fail.
-
-        Without ``preallocate`` it writes zeros, which is as much as any file system promises.
+        """Give the file blocks for ``length`` bytes from its end, ``start``, on, or zeros without ``preallocate``.
 
         Raises:
             OSError: there is no room; or, with a number in :data:`UNSUPPORTED`, the file system reserves no blocks
