@@ -54,10 +54,10 @@ MIN_AWAY_BYTES = MappingProxyType({"disk": 256 * 2**10, "device": 2**20})
 
 
 class Stash(ContextDecorator, Block):
-    """A policy in force for a block of code or for every call of a function.
+    """A policy in force for a block of code or for every call of a function; made by :func:`stash`.
 
-    Made by :func:`stash`. It can be entered any number of times, nested, and from several threads; the hooks are in
-    force for the thread that entered. All entries share stores, budgets and statistics.
+    It can be entered any number of times, nested, and from several threads; the hooks are in force for the thread that
+    entered. All entries share stores, budgets and statistics.
 
     >>> import tensorstash as ts, tensorstash.reference as ref
     >>> with ts.stash("compress", framework="reference", min_bytes=0) as session:
@@ -153,9 +153,9 @@ class _Scopes(threading.local):
 
 
 class Wrapped:
-    """A model whose calls run under a policy, until :meth:`remove`.
+    """A model whose calls run under a policy, until :meth:`remove`; made by :func:`wrap`, found by :func:`wrapped`.
 
-    Made by :func:`wrap`, found again by :func:`wrapped`. As a context manager it removes at the end of the block.
+    As a context manager it removes at the end of the block.
 
     >>> import tensorstash as ts, tensorstash.reference as ref
     >>> model = ref.nn.GELU()
@@ -241,24 +241,19 @@ def wrap(
 ) -> Wrapped:
     """Run every call of ``model`` under ``policy`` and return the handle that undoes it.
 
-    Trainers and compilers may replace ``model.forward``. The model's class, parameters, buffers and ``state_dict`` are
-    untouched; a copy of a wrapped model is wrapped, a pickled one is not. It stays wrapped when the handle is dropped.
-
-    Selectors by module name see ``model.named_modules()``, without the prefixes of compilers and adapters.
+    The model's class, parameters, buffers and ``state_dict`` are untouched. A copy of a wrapped model is wrapped, a
+    pickled one is not, and it stays wrapped when the handle is dropped. Trainers and compilers may replace its
+    ``forward``. Selectors by module name see ``named_modules()``, without the prefixes of compilers and adapters.
 
     Args:
         model: a ``torch.nn.Module``, ``paddle.nn.Layer`` or module of another registered backend.
-        policy: how saved tensors leave; also one line of text, as of :func:`~tensorstash.parse`. By default ``"auto"``,
-            ``recompute | cpu_offload`` on an accelerator, with ``checkpoint`` in front where the model is there already
-            and has blocks, and ``recompute | disk_spill`` on a CPU.
-        budget: bytes of saved tensors that may stay where they are, such as ``"6GiB"``; ``"auto"`` for the memory that
-            is free when the first tensor is saved; None if all leave that can. The excess over the bytes that the last
-            equal step saved leaves: recipes before stores, the oldest first. Under ``checkpoint``, with which
-            ``"auto"`` begins where a model has blocks, the oldest blocks are computed again as far as stores are slow.
+        policy: as for :func:`stash`; ``"auto"`` begins with ``checkpoint`` where the model has blocks and is on an
+            accelerator, or has a budget.
+        budget: as for :func:`stash`. Under ``checkpoint`` the oldest blocks are computed again as far as stores are
+            slow.
         methods: names of methods that run under the policy: ``"forward"`` for a call of the model, any other for
             itself; by default ``"forward"``, and Lightning's ``"training_step"`` where the model has one.
-        min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``. By default 64 KiB, 256 KiB for
-            a disk, and 1 MiB for copies from an accelerator.
+        min_bytes: as for :func:`stash`.
         limits: bytes in flight, and the timeout.
 
     Raises:
@@ -298,7 +293,7 @@ def wrap(
             f"wrap: Checkpoint is not there for {backend.name}, which has no function that computes modules again. "
             f"Leave Checkpoint out of the policy"
         )
-    if any(method.scope is not None and _session_of(method.scope) for method in scoped_methods(model)):
+    if any(_session_of(method.scope) for method in scoped_methods(model)):
         say("the model is wrapped already, and that policy takes the place of this one; unwrap(model) first")
     session = _session(policy, backend, budget, min_bytes, limits, "wrap")
     scopes: list[tuple[object, Any, str]] = [(model, session.scope, method) for method in names]
@@ -306,15 +301,13 @@ def wrap(
     for place, name in blocks.items():
         session.regions[name] = Region(name, backend)
         scopes.append((modules[place], partial(session.region, name), "forward"))
+    undos: list[Undo] = [session.adviser.removed]  # at last; a copy that is unwrapped says nothing of the model
     with ExitStack() as undo_all:
-        # At last; a copy that is unwrapped says nothing of the model.
-        undos: list[Undo] = [session.adviser.removed]
         for module, scope, method in scopes:
-            if method == "forward":
-                undos.append(backend.wrap_forward(module, scope))
-            else:
-                undos.append(replace_method(module, scope, method))
-            undo_all.callback(undos[-1])
+            is_forward = method == "forward"
+            undo = backend.wrap_forward(module, scope) if is_forward else replace_method(module, scope, method)
+            undos.append(undo)
+            undo_all.callback(undo)
         undo_all.pop_all()
     session.adviser.expect_entry(session, NEVER_CALLED)
     return Wrapped(session, undos)
@@ -342,10 +335,8 @@ def wrapped(model: object) -> tuple[Wrapped, ...]:
     undos: dict[Session[Any], list[Undo]] = {}
     for _, module in backend_of(model).named_modules(model):
         for method in reversed(list(scoped_methods(module))):
-            if method.scope is not None:
-                session = _session_of(method.scope)
-                if session is not None:
-                    undos.setdefault(session, []).append(method.take_out)
+            if session := _session_of(method.scope):
+                undos.setdefault(session, []).append(method.take_out)
     return tuple(Wrapped(session, taking_out) for session, taking_out in undos.items())
 
 
@@ -353,10 +344,7 @@ def unwrap(model: object) -> None:
     """Undo every wrap of a model and of the modules inside of it, and none of its copies; idempotent.
 
     Args:
-        model: as for :func:`wrapped`.
-
-    Raises:
-        BackendError: a model of no known framework.
+        model: as for :func:`wrapped`, with its error.
 
     >>> import tensorstash as ts, tensorstash.reference as ref
     >>> ts.unwrap(ref.nn.GELU())

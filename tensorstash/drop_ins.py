@@ -16,8 +16,7 @@ def save_on_cpu(pin_memory: bool = False, device_type: str = "cuda", *, framewor
     in-place check.
 
     Args:
-        pin_memory: accepted for compatibility; where host memory is taken from is the engine's choice and changes
-            no result.
+        pin_memory: accepted for compatibility; host memory is page-locked in any case.
         device_type: accepted for compatibility; tensors on any accelerator are moved.
         framework: as in :func:`stash`.
 
@@ -34,8 +33,7 @@ def saved_tensors_hooks(
 ) -> AbstractContextManager[None]:
     """Install a pack/unpack pair of your own, with the same meaning on every framework.
 
-    Pairs are per thread and nest: the innermost runs. On Paddle this lets pairs nest, puts exact
-    layouts back, and frees the result of ``pack_hook`` when backward is done with it.
+    Pairs are per thread and nest: the innermost runs. The result of ``pack_hook`` is freed when backward is done.
 
     Args:
         pack_hook: gets a saved tensor, returns any object; must not keep the tensor itself but a detached one.
@@ -52,10 +50,8 @@ def saved_tensors_hooks(
 def suspended(*, framework: str | None = None) -> AbstractContextManager[None]:
     """Take all saved-tensor hooks of this thread off for a block of code, and put them back.
 
-    Inside, autograd saves tensors as if no hooks were in force, those of the framework and of others included. Tensors
-    saved before keep their hooks. A ``stash`` entered inside works as ever.
-
-    ``torch.func.grad``, ``vjp``, ``jacrev`` and ``hessian`` refuse to run where hooks are in force, and need it.
+    Those of the framework and of others are off too. Tensors saved before keep their hooks, and a ``stash`` entered
+    inside works as ever. ``torch.func.grad``, ``vjp``, ``jacrev`` and ``hessian`` need it where hooks are in force.
 
     Args:
         framework: as in :func:`stash`.

@@ -23,7 +23,7 @@ import os
 import sys
 import traceback
 import warnings
-from types import FrameType
+from types import CodeType
 from typing import Any, NamedTuple, Self
 
 logger = logging.getLogger("tensorstash")
@@ -97,11 +97,7 @@ class StashError(TensorStashError, RuntimeError):
     """A saved tensor could not be stashed or brought back."""
 
     def at(self, place: str) -> Self:
-        """Return the same error with the place of the failure in front of its message.
-
-        Args:
-            place: the policy stage and the tensor, such as ``"stage 2 of 3 (Zstd(level=3)), tensor float32(4, 8)"``.
-        """
+        """Return the same error with the place of the failure in front, such as ``"stage 2 of 3 (Zstd(level=3))"``."""
         return type(self)(f"{place}: {self}")
 
 
@@ -144,43 +140,30 @@ def modified(tensor: str, version: int, expected: int) -> SavedTensorModifiedErr
 
 
 class Line(NamedTuple):
-    """A line of the user's program, as warnings point at it.
-
-    Args:
-        filename: of its source.
-        number: within the file.
-        module: its name.
-        registry: the record of warnings given there.
-    """
+    """A line of the user's program: the arguments by which :func:`warnings.warn_explicit` points at it."""
 
     filename: str
-    number: int
+    lineno: int
     module: str
     registry: dict[Any, Any]
 
 
 def user_line() -> Line:
     """Return the innermost line that runs now and is the user's own: of no installed library, and not of Python's."""
-    frame: FrameType | None = sys._getframe(1)
-    outermost = sys._getframe(1)
-    while frame is not None:
-        name, outermost = frame.f_code.co_filename, frame
-        is_made = name == "<string>" and frame.f_code.co_name == "__init__"  # by dataclasses
-        if not is_made and not name.startswith(_LIBRARIES) and not any(part in name for part in _INSTALLED):
-            break
+    frame = sys._getframe(1)
+    while _is_of_libraries(frame.f_code) and frame.f_back is not None:
         frame = frame.f_back
-    names = outermost.f_globals
-    registry = names.setdefault("__warningregistry__", {})
-    return Line(outermost.f_code.co_filename, outermost.f_lineno, str(names.get("__name__")), registry)
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    return Line(frame.f_code.co_filename, frame.f_lineno, str(frame.f_globals.get("__name__")), registry)
+
+
+def _is_of_libraries(code: CodeType) -> bool:
+    name = code.co_filename
+    is_made = name == "<string>" and code.co_name == "__init__"  # by dataclasses
+    return is_made or name.startswith(_LIBRARIES) or any(part in name for part in _INSTALLED)
 
 
 def say(message: str, line: Line | None = None) -> None:
-    """Warn, and tell the logger ``tensorstash``.
-
-    Args:
-        message: the mistake and its cure.
-        line: where the warning points at; by default the user's line that runs now.
-    """
+    """Warn of a mistake with its cure, by default at the user's line that runs now; also the logger ``tensorstash``."""
     logger.warning("%s", message)
-    at = line or user_line()
-    warnings.warn_explicit(TensorStashWarning(message), None, at.filename, at.number, at.module, at.registry)
+    warnings.warn_explicit(TensorStashWarning(message), None, **(line or user_line())._asdict())

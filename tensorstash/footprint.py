@@ -4,10 +4,10 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
-from weakref import finalize
+from weakref import WeakValueDictionary
 
 from tensorstash.abilities import Backend, SupportsImagining
 from tensorstash.backends import backend_of
@@ -32,14 +32,7 @@ _SAMPLES = 2, 4
 
 @dataclass(frozen=True, slots=True)
 class SavedBytes:
-    """Saved bytes of the modules of one name in one dtype.
-
-    Args:
-        module: dotted name; empty for the model itself.
-        dtype: name of the element type.
-        tensors: saved, each memory once.
-        nbytes: of them.
-    """
+    """Saved tensors, each memory once, of the modules of one dotted name (empty: the model itself) in one dtype."""
 
     module: str
     dtype: str
@@ -79,21 +72,18 @@ class Estimate:
         lines = [f"A step saves {format_bytes(self.nbytes)} for backward; it leaves {', '.join(known)}."]
         lines += [f"Under {' and '.join(unknown)} it depends on the values."] if unknown else []
         lines += ["", f"{'module':44} {'dtype':10} {'tensors':>7} {'bytes':>10}"]
-        folded = ((re.sub(r"(?<![^.])\d+(?![^.])", "*", row.module), row) for row in self.rows)
-        lines += [
-            f"{module:44} {dtype:10} {tensors:>7} {format_bytes(nbytes):>10}"
-            for (module, dtype), (tensors, nbytes) in _sums(((m, r.dtype), r.tensors, r.nbytes) for m, r in folded)
-        ]
+        folded = (replace(row, module=re.sub(r"(?<![^.])\d+(?![^.])", "*", row.module)) for row in self.rows)
+        for row in _summed(folded):
+            lines.append(f"{row.module:44} {row.dtype:10} {row.tensors:>7} {format_bytes(row.nbytes):>10}")
         return "\n".join(lines)
 
 
 def estimate(model: Any, *inputs: Any, **named: Any) -> Estimate:
-    """Return the bytes that a forward pass of a model saves for backward.
+    """Return the bytes that a forward pass of a model saves for backward; those of the loss are not counted.
 
     On PyTorch nothing is computed and nothing allocated: tensors are imagined, with shapes alone. Elsewhere, and for
     an LSTM on the CPU, whose kernel hides its saved tensors, two and four rows of the batch are run, which draws
-    random numbers and moves running statistics; their bytes are extended to the whole batch. Tensors saved outside
-    of the model, such as by the loss, is not counted.
+    random numbers and moves running statistics; their bytes are extended to the whole batch.
 
     Args:
         model: a module of a known framework; stays as it is.
@@ -128,30 +118,38 @@ def _forward(model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> E
     if isinstance(backend, SupportsImagining) and backend.can_imagine(model):
         with backend.imagining(model, inputs, named) as (call, is_weight):
             return _estimate(_saved(backend, model, call, is_weight), is_imagined=True)
-    rows = _batch(backend, (*inputs, *named.values()))
-    if rows is None or rows <= _SAMPLES[1]:
+    shapes = [tuple(each.shape) for each in (*inputs, *named.values()) if backend.owns(each)]
+    batch = {shape[0] for shape in shapes if shape}
+    rows = int(batch.pop()) if len(batch) == 1 else 0
+    if rows <= _SAMPLES[1]:
         return _estimate(_saved(backend, model, partial(model, *inputs, **named)), is_imagined=False)
-    few, more = (_saved(backend, model, _on_rows(backend, model, inputs, named, rows, n)) for n in _SAMPLES)
-    return _estimate(_extended(few, more, rows), is_imagined=False)
+
+    def some(count: int) -> _Saved:
+        def part(value: Any) -> Any:
+            return value[:count] if backend.owns(value) and value.shape and value.shape[0] == rows else value
+
+        parts = {name: part(value) for name, value in named.items()}
+        return _saved(backend, model, partial(model, *map(part, inputs), **parts))
+
+    return _estimate(_extended(some(_SAMPLES[0]), some(_SAMPLES[1]), rows), is_imagined=False)
 
 
 _Saved = list[tuple[str, TensorSpec, int]]
 """All memories that were saved, in order: the module, a tensor in it, and its bytes."""
 
 
-class _Handle:
-    __slots__ = ("__weakref__", "tensor")
+class _Memory:
+    """A memory that was saved, alive as long as a handle in the graph has it."""
 
-    def __init__(self, tensor: Any) -> None:
-        self.tensor = tensor
+    def __init__(self, module: str, spec: TensorSpec) -> None:
+        self.module, self.spec = module, spec
 
 
 def _saved(
     backend: Backend[Any], model: Any, call: Callable[[], Any], is_weight: Callable[[Any], bool] | None = None
 ) -> _Saved:
     inside: list[str] = [""]
-    blocks: dict[Any, tuple[str, TensorSpec, int]] = {}
-    living: dict[Any, int] = {}
+    memories: WeakValueDictionary[Any, _Memory] = WeakValueDictionary()
 
     @contextmanager
     def named(name: str) -> Iterator[None]:
@@ -161,30 +159,19 @@ def _saved(
         finally:
             inside.pop()
 
-    def gone(key: Any) -> None:
-        living[key] -= 1
-        if not living[key]:
-            del living[key], blocks[key]
-
-    def pack(tensor: Any) -> _Handle:
-        handle = _Handle(backend.alias(tensor))  # the graph holding its own output would be a cycle
+    def pack(tensor: Any) -> tuple[Any, _Memory | None]:
+        alias = backend.alias(tensor)  # the graph holding its own output would be a cycle
         if is_weight(tensor) if is_weight is not None else backend.keep_reason(tensor) is not None:
-            return handle
+            return alias, None
         spec = backend.spec(tensor) if is_weight is None else _outlined(backend, tensor)
-        token, start = backend.storage(tensor)
-        key = token, start, spec.nbytes
-        if key not in living:
-            blocks[key] = inside[-1], spec, spec.nbytes
-        living[key] = living.get(key, 0) + 1
-        finalize(handle, gone, key).atexit = False
-        return handle
+        return alias, memories.setdefault((*backend.storage(tensor), spec.nbytes), _Memory(inside[-1], spec))
 
     with ExitStack() as undos:
         for name, module in backend.named_modules(model):
             undos.callback(backend.wrap_forward(module, partial(named, name)))
-        with backend.hooks(pack, lambda handle: handle.tensor):
+        with backend.hooks(pack, lambda handle: handle[0]):
             output = call()
-        found = list(blocks.values())
+        found = [(each.module, each.spec, each.spec.nbytes) for each in memories.values()]
     del output
     return found
 
@@ -193,21 +180,6 @@ def _outlined(backend: Backend[Any], tensor: Any) -> TensorSpec:
     assert isinstance(backend, SupportsImagining)
     shape, dtype, device = backend.outline(tensor)
     return TensorSpec(shape, contiguous_strides(shape), 0, dtype, device)
-
-
-def _batch(backend: Backend[Any], inputs: tuple[Any, ...]) -> int | None:
-    shapes = [tuple(each.shape) for each in inputs if backend.owns(each)]
-    sizes = {shape[0] for shape in shapes if shape}
-    return int(next(iter(sizes))) if len(sizes) == 1 else None
-
-
-def _on_rows(
-    backend: Backend[Any], model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any], rows: int, count: int
-) -> Callable[[], Any]:
-    def few(value: Any) -> Any:
-        return value[:count] if backend.owns(value) and value.shape and value.shape[0] == rows else value
-
-    return lambda: model(*map(few, inputs), **{name: few(value) for name, value in named.items()})
 
 
 def _extended(few: _Saved, more: _Saved, rows: int) -> _Saved:
@@ -234,24 +206,20 @@ def _misfit(model: Any, batch: Mapping[str, Any]) -> str | None:
     return None
 
 
-Key = tuple[str, str]
-
-
-def _sums(counted: Iterable[tuple[Key, int, int]]) -> Iterable[tuple[Key, tuple[int, int]]]:
-    """Return the sums of tensors and bytes, by module and dtype, in the order of their first."""
-    sums: dict[Key, tuple[int, int]] = {}
-    for key, tensors, nbytes in counted:
-        count, total = sums.get(key, (0, 0))
-        sums[key] = count + tensors, total + nbytes
-    return sums.items()
+def _summed(rows: Iterable[SavedBytes]) -> tuple[SavedBytes, ...]:
+    """Return one row for each module and dtype, in the order of their first."""
+    sums: dict[tuple[str, str], SavedBytes] = {}
+    for row in rows:
+        key = row.module, row.dtype
+        so_far = sums.get(key, SavedBytes(*key, 0, 0))
+        sums[key] = SavedBytes(*key, so_far.tensors + row.tensors, so_far.nbytes + row.nbytes)
+    return tuple(sums.values())
 
 
 def _estimate(saved: _Saved, *, is_imagined: bool) -> Estimate:
-    sums = _sums(((module, spec.dtype), 1, nbytes) for module, spec, nbytes in saved)
-    total = sum(nbytes for _, _, nbytes in saved)
-    rows = tuple(SavedBytes(*key, *counted) for key, counted in sums)
+    rows = _summed(SavedBytes(module, spec.dtype, 1, nbytes) for module, spec, nbytes in saved)
     left = {name: _left(saved, policy) for name, policy in _POLICIES.items()}
-    return Estimate(rows, total, left, is_imagined)
+    return Estimate(rows, sum(row.nbytes for row in rows), left, is_imagined)
 
 
 def _left(saved: _Saved, policy: HookPolicy) -> int | None:

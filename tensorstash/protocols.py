@@ -28,9 +28,8 @@ def strictest(demands: Iterable[Demand]) -> Demand | None:
 class Codec(Protocol):
     """A reversible, or bounded-error, transform of one buffer.
 
-    A codec is a frozen keyword-only dataclass: its configuration is the codec. It is stateless and thread-safe.
-    Arrays are C-contiguous and hold carrier bits (``bfloat16`` arrives as ``uint16``); a run of bytes is a
-    one-dimensional ``uint8`` array.
+    A codec is a frozen keyword-only dataclass, stateless and thread-safe. Arrays are C-contiguous and hold carrier bits
+    (``bfloat16`` arrives as ``uint16``); a run of bytes is a one-dimensional ``uint8`` array.
     """
 
     name: ClassVar[str]
@@ -77,8 +76,7 @@ Slot = Hashable
 class Store(Protocol):
     """A place of payloads. Thread-safe.
 
-    A store that proves on its own that ``get`` returns the bytes that were put says so by ``verifies = True``; for all
-    others the engine keeps a checksum of each payload.
+    The engine keeps a checksum of each payload, unless the store says by ``verifies = True`` that it does so itself.
     """
 
     retains: ClassVar[bool]
@@ -104,8 +102,7 @@ class Store(Protocol):
     def delete(self, slot: Slot, /) -> None:
         """Free the slot; idempotent, also after :meth:`close`, and never blocks.
 
-        It is called from finalizers, which the garbage collector may run inside any other method of the same store
-        on the same thread.
+        Finalizers call it, which the garbage collector may run inside any other method of the store on the same thread.
         """
 
     def close(self) -> None:

@@ -1,23 +1,16 @@
 """Names in configurations, and the classes they stand for."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
-from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from threading import RLock
 
 from tensorstash.errors import ConfigError, MissingDependencyError
 
 
 def did_you_mean(name: object, known: Iterable[str], listed: Iterable[str] | None = None) -> str:
-    """Return the end of a message about an unknown name: the nearest known one, and all of them.
-
-    Args:
-        name: as it was written.
-        known: names that would do.
-        listed: those of them that are listed; all by default.
+    """Return the end of a message about an unknown name: the nearest known one, and all of them or those listed.
 
     >>> did_you_mean("qantize", ["keep", "quantize"])
     "did you mean 'quantize'? Known: keep, quantize"
@@ -26,19 +19,6 @@ def did_you_mean(name: object, known: Iterable[str], listed: Iterable[str] | Non
     nearest = get_close_matches(str(name), names, n=1) or [each for each in names if len(text) > 2 and text in each]
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return f"{hint}Known: {', '.join(names if listed is None else sorted(listed)) or 'none'}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    target: str
-    """``"module:Class"``."""
-    origin: str
-    """The origin of the name, for messages."""
-    install_hint: str = ""
-    kind: type | None = None
-    """The class itself, where it was registered."""
-    rival: "_Row | None" = None
-    """Another row that claims the same name, which makes the name unusable."""
 
 
 _BUILT_IN = {
@@ -73,15 +53,19 @@ _BUILT_IN = {
 }
 """By group and module, names and their classes."""
 
-_INSTALL_HINTS = {name: f"pip install tensorstash[{name}]" for name in ("torch", "paddle")}
-_TABLE = {
+_Claim = EntryPoint | type
+"""A class under a name, registered or still to be imported."""
+
+_TABLE: dict[str, dict[str, tuple[_Claim, ...]]] = {
     group: {
-        name: _Row(f"tensorstash.{module}:{kind}", "tensorstash", _INSTALL_HINTS.get(name, ""))
+        name: (EntryPoint(name, f"tensorstash.{module}:{kind}", group),)
         for module, pairs in modules.items()
         for name, kind in (pair.split("=") for pair in pairs.split())
     }
     for group, modules in _BUILT_IN.items()
 }
+"""By group and name, all that claim the name; two make it unusable."""
+
 _LOCK = RLock()
 
 
@@ -89,8 +73,7 @@ def names(group: str) -> tuple[str, ...]:
     """Return the registered names of a group, sorted, without importing their targets.
 
     Args:
-        group: ``"codecs"``, ``"stores"``, ``"policies"``, ``"selectors"``, ``"backends"`` or
-            ``"recipes"``.
+        group: ``"codecs"``, ``"stores"``, ``"policies"``, ``"selectors"``, ``"backends"`` or ``"recipes"``.
 
     Raises:
         ConfigError: there is no such group.
@@ -111,46 +94,44 @@ def lookup(group: str, name: str) -> type:
     Raises:
         ConfigError: unknown group or name, a name that two packages claim, or a target that is not a class of that
             name.
-        MissingDependencyError: the import failed; the message names the package to install.
+        MissingDependencyError: the import failed; the message says how to install what is missing.
 
     >>> lookup("selectors", "min_bytes").__name__
     'MinBytes'
     """
     rows = _rows(group)
-    row = rows.get(name)
-    if row is None:
+    if name not in rows:
         raise ConfigError(f"{group}: unknown name {name!r}; {did_you_mean(name, rows)}")
-    if row.rival is not None:
-        raise _conflict(group, name, row, row.rival)
-    return row.kind or _load(group, name, row)
+    if len(rows[name]) > 1:
+        raise _conflict(group, name, rows[name])
+    (claim,) = rows[name]
+    return claim if isinstance(claim, type) else _loaded(group, name, claim)
 
 
-def register(group: str, name: str, target: type | str, *, install_hint: str = "") -> None:
-    """Give a name to a class in this process; packages do it with an entry point instead.
+def register(group: str, name: str, target: type) -> None:
+    """Give a name to a class in this process; packages do it with an entry point of ``tensorstash.<group>`` instead.
 
-    Registering the same target again does nothing. Thread-safe.
+    A class that is made anew, as by a cell of a notebook that runs again, takes the place of its namesake. Thread-safe.
 
     Args:
-        group: one of the groups of :func:`names`; the entry-point group is ``tensorstash.<group>``.
+        group: one of the groups of :func:`names`.
         name: of the class in configurations; equal to its ``name`` attribute.
-        target: the class, or ``"module:Class"`` to import it on first use.
-        install_hint: command that installs the missing package, such as ``"pip install mypackage"``.
+        target: the class.
 
     Raises:
         ConfigError: the name is taken, or differs from the class's own.
 
-    >>> register("codecs", "zstd", "tensorstash.codecs.zstd:Zstd")  # the same again does nothing
+    >>> from tensorstash.codecs import Zstd
+    >>> register("codecs", "zstd", Zstd)
     """
     rows = _rows(group)
-    where = target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
-    kind = None if isinstance(target, str) else _checked(group, name, target)
-    row = _Row(where, "register()", install_hint, kind)
-    taken = rows.setdefault(name, row)
-    if taken.target != row.target or (kind and taken.kind not in (None, kind)):
-        raise _conflict(group, name, taken, row)
+    taken = rows.get(name, ())
+    if any(_target(claim) != _target(target) for claim in taken):
+        raise _conflict(group, name, (*taken, target))
+    rows[name] = (_checked(group, name, target),)
 
 
-def _rows(group: str) -> dict[str, _Row]:
+def _rows(group: str) -> dict[str, tuple[_Claim, ...]]:
     if group not in _TABLE:
         raise ConfigError(f"unknown registry group {group!r}; {did_you_mean(group, _TABLE)}")
     with _LOCK:
@@ -162,22 +143,22 @@ def _rows(group: str) -> dict[str, _Row]:
 def _add_entry_points(group: str) -> None:
     rows = _TABLE[group]
     for point in entry_points(group=f"tensorstash.{group}"):
-        package = point.dist.name if point.dist is not None else "an unnamed package"
-        row = _Row(point.value, package, f"check the installation of {package}")
-        taken = rows.setdefault(point.name, row)
-        if taken.target != row.target:
-            rows[point.name] = replace(taken, rival=row)
+        taken = rows.get(point.name, ())
+        if point.value not in map(_target, taken):
+            rows[point.name] = (*taken, point)
 
 
-def _load(group: str, name: str, row: _Row) -> type:
-    module, _, attribute = row.target.partition(":")
+def _loaded(group: str, name: str, point: EntryPoint) -> type:
     try:
-        found = getattr(import_module(module), attribute)
+        found = point.load()
     except ImportError as error:
-        hint = f"; {row.install_hint}" if row.install_hint else ""
-        raise MissingDependencyError(f"{group}: {name!r} ({row.target}) cannot be imported: {error}{hint}") from error
+        is_ours = group == "backends" and point.dist is None
+        cure = f"pip install tensorstash[{name}]" if is_ours else f"check the installation of {_owner(point)}"
+        why = f"{group}: {name!r} ({point.value}) cannot be imported: {error}; {cure}"
+        raise MissingDependencyError(why) from error
     except AttributeError as error:
-        raise ConfigError(f"{group}: {name!r} of {row.origin} points at {row.target}, which does not exist") from error
+        why = f"{group}: {name!r} of {_owner(point)} points at {point.value}, which does not exist"
+        raise ConfigError(why) from error
     return _checked(group, name, found)
 
 
@@ -189,8 +170,16 @@ def _checked(group: str, name: str, found: object) -> type:
     return found
 
 
-def _conflict(group: str, name: str, taken: _Row, other: _Row) -> ConfigError:
-    return ConfigError(
-        f"{group}: the name {name!r} is claimed by {taken.target} of {taken.origin} and by {other.target} of "
-        f"{other.origin}; rename or remove one of them"
-    )
+def _target(claim: _Claim) -> str:
+    return f"{claim.__module__}:{claim.__qualname__}" if isinstance(claim, type) else claim.value
+
+
+def _owner(claim: _Claim) -> str:
+    if isinstance(claim, type):
+        return "register()"
+    return claim.dist.name if claim.dist is not None else "tensorstash"
+
+
+def _conflict(group: str, name: str, claims: tuple[_Claim, ...]) -> ConfigError:
+    owners = " and by ".join(f"{_target(claim)} of {_owner(claim)}" for claim in claims)
+    return ConfigError(f"{group}: the name {name!r} is claimed by {owners}; rename or remove one of them")

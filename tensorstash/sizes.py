@@ -35,15 +35,7 @@ def parse_bytes(size: int | str, *, path: str) -> int:
 
 
 def parse_budget(size: int | str, *, path: str) -> int:
-    """Return :func:`parse_bytes` of a budget, and warn where a number without a unit is too small to be meant.
-
-    Args:
-        size: as for :func:`parse_bytes`.
-        path: as for :func:`parse_bytes`.
-
-    Raises:
-        ConfigError: as :func:`parse_bytes` does.
-    """
+    """Return :func:`parse_bytes` of a budget, and warn where a number without a unit is too small to be meant."""
     nbytes = parse_bytes(size, path=path)
     if 0 < nbytes < _PLAUSIBLE and str(size).strip().isdecimal():
         meant = f"write '{nbytes}GiB', or '{nbytes}B'"

@@ -25,8 +25,8 @@ class DType:
     Args:
         name: the name every framework agrees on, such as ``"bfloat16"``.
         itemsize: bytes of one element.
-        kind: meaning of arithmetic on it; ``"bits"`` has no arithmetic here and is only ever moved.
-        carrier: the NumPy dtype that holds its bits on the host; differs from ``name`` where NumPy has no such type.
+        kind: meaning of arithmetic on it; ``"bits"`` is only ever moved.
+        carrier: the NumPy dtype that holds its bits on the host.
     """
 
     name: str
@@ -36,17 +36,13 @@ class DType:
 
 
 def _table() -> Mapping[str, DType]:
+    of_numpy: dict[DTypeKind, tuple[int, ...]] = {"int": (1, 2, 4, 8), "uint": (1, 2, 4, 8), "float": (2, 4, 8)}
+    of_numpy["complex"] = 8, 16
     rows = [DType("bool", 1, "bool", "bool")]
-    rows += [DType(f"int{8 * n}", n, "int", f"int{8 * n}") for n in (1, 2, 4, 8)]
-    rows += [DType(f"uint{8 * n}", n, "uint", f"uint{8 * n}") for n in (1, 2, 4, 8)]
-    rows += [DType(f"float{8 * n}", n, "float", f"float{8 * n}") for n in (2, 4, 8)]
-    rows += [DType("bfloat16", 2, "float", "uint16")]
-    rows += [
-        DType(f"float8_{variant}", 1, "float", "uint8")
-        for variant in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")
-    ]
-    rows += [DType("complex32", 4, "complex", "uint32")]
-    rows += [DType(f"complex{8 * n}", n, "complex", f"complex{8 * n}") for n in (8, 16)]
+    rows += [DType(f"{kind}{8 * n}", n, kind, f"{kind}{8 * n}") for kind, sizes in of_numpy.items() for n in sizes]
+    variants = "e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu"
+    rows += [DType(f"float8_{variant}", 1, "float", "uint8") for variant in variants]
+    rows += [DType("bfloat16", 2, "float", "uint16"), DType("complex32", 4, "complex", "uint32")]
     rows += [DType(name, 1, "bits", "uint8") for name in ("float4_e2m1fn_x2", "bits8")]
     rows += [DType("bits16", 2, "bits", "uint16")]
     return MappingProxyType({row.name: row for row in rows})
@@ -63,8 +59,7 @@ class TensorSpec:
     Args:
         shape: sizes of the dimensions; ``(-1,)`` stands for a run of bytes of unknown length.
         strides: distance between neighbours of each dimension, in elements; 0, gaps and negative ones are allowed.
-        offset: distance of the first element from the start of its storage, in bytes; where strides are negative,
-            others lie before it.
+        offset: distance of the first element from the start of its storage, in bytes.
         dtype: a name of :data:`DTYPES`.
         device: the framework's name of the place, such as ``"cpu"`` or ``"cuda:0"``.
         alignment: address of the first element modulo :data:`ALIGNMENT`, in bytes.
@@ -104,13 +99,12 @@ class TensorSpec:
         if len(self.shape) != len(self.strides):
             raise ValueError(f"a shape of {len(self.shape)} dimensions with {len(self.strides)} strides")
         row = DTYPES[self.dtype]
-        itemsize = row.itemsize
         numel = prod(self.shape)
         object.__setattr__(self, "carrier", row.carrier)
-        object.__setattr__(self, "itemsize", itemsize)
+        object.__setattr__(self, "itemsize", row.itemsize)
         object.__setattr__(self, "numel", numel)
         object.__setattr__(self, "order", memory_order(self.shape, self.strides))
-        object.__setattr__(self, "nbytes", numel * itemsize)
+        object.__setattr__(self, "nbytes", numel * row.itemsize)
         kind = self.dtype, self.device, self.alignment, self.conj, self.neg
         object.__setattr__(self, "_hash", hash((self.shape, self.strides, self.offset, *kind, self.module)))
         object.__setattr__(self, "_dense", None)  # worked out when it is first asked for, and then known
@@ -170,9 +164,8 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 class MemoryOrder:
     """The distinct elements of a strided tensor, with dimensions in the order of memory.
 
-    Reading a tensor with this shape and these strides, from its lowest element on, visits every distinct element
-    exactly once at ascending addresses. Where dimensions overlap one another (sliding windows), it visits the
-    whole span instead, gaps included.
+    Reading with this shape and these strides, from the lowest element on, visits every distinct element exactly once at
+    ascending addresses; where dimensions overlap one another (sliding windows), the whole span, gaps included.
 
     Args:
         shape: sizes; dimensions of size one and of stride zero are left out.
@@ -186,10 +179,7 @@ class MemoryOrder:
     span: int
     lead: int = 0
     block: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)
-    """(size, stride) pairs that name the set of elements from the lowest on, however its views are shaped.
-
-    A tensor, its transpose, its reversed views and its contiguous reshapes have the same block, so that one payload
-    serves them all.
+    """(size, stride) pairs of the set of elements, equal for transposes, reversed views and reshapes: one payload.
 
     >>> memory_order((2, 3, 4), (12, 4, 1)).block == memory_order((4, 6), (-1, 4)).block == ((24, 1),)
     True

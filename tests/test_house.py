@@ -41,7 +41,6 @@ RANKS = {
 DEPENDENCIES = {"numpy", "xxhash", "zstandard"}
 UNDER_ITS_NAME = ("torch", "paddle", "triton", "accelerate", "lightning", "transformers", "paddleformers")
 OPTIONAL = {
-    "cli/compare.py": {"matplotlib"},
     "config/settings.py": {"yaml"},
     "testing": {"pytest"},
 }

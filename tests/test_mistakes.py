@@ -220,7 +220,7 @@ POLICIES: list[tuple[str, Any, str]] = [
     ("nothing in place of a policy", None, "got None, expected a policy such as"),
     ("an empty line in place of a policy", "", "got '', expected a step such as disk_spill"),
     ("a dictionary in place of a policy", {"name": "compress"}, "from_dict"),
-    ("a list in place of a policy", [ts.Compress(), ts.Keep()], r"joined by \|"),
+    ("a list in place of a policy", [ts.Compress(), ts.Keep()], r"join the steps by \|"),
     ("a value without its key", "quantize:8", "write quantize:bits=8"),
     ("steps joined by a comma", "compress, disk_spill", r"write 'compress \| disk_spill'"),
     ("a step behind options", "quantize:bits=4, disk_spill", r"write 'quantize:bits=4 \| disk_spill'"),

@@ -6,14 +6,7 @@ is asked for by its protocol.
 
 from tensorstash.abilities.backend import Backend
 from tensorstash.abilities.checkpoints import Region, SupportsCheckpoints
-from tensorstash.abilities.devices import (
-    Event,
-    Kernel,
-    Kernels,
-    Layouts,
-    Stream,
-    Streams,
-)
+from tensorstash.abilities.devices import Event, Kernel, Kernels, Layouts, Stream, Streams
 from tensorstash.abilities.graph import (
     Readers,
     SupportsDemand,

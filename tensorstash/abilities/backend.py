@@ -39,15 +39,13 @@ class Backend(Protocol[T]):
     ) -> AbstractContextManager[None]:
         """Install a pair of hooks for this thread; nests, the innermost pair runs, the outer one is restored.
 
-        Hooks run in the state in which the framework calls them; the methods of a backend are indifferent to
-        gradient recording and autocast. The result of ``pack`` is opaque to the framework and is dropped as soon as
-        backward is done with it.
+        Hooks run in the state in which the framework calls them; the methods of a backend are indifferent to gradient
+        recording and autocast. The framework drops the result of ``pack`` as soon as backward is done with it.
 
         Args:
             pack: a function or a method, as is ``unpack``, if they are trusted.
             unpack: gives a tensor for a result of ``pack``.
-            trusted: the pair is the engine's, made from this backend's methods, so that its work and its results
-                needs no check.
+            trusted: the pair is the engine's, so that its work and its results need no check.
         """
 
     def suspended(self) -> AbstractContextManager[None]:
@@ -71,8 +69,7 @@ class Backend(Protocol[T]):
         """Return numel times itemsize; raises RuntimeError where the tensor has no such number."""
 
     def most_bytes(self, tensor: T, /) -> int:
-        """Return an upper bound of :meth:`nbytes`, such as the size of the whole memory, as cheaply as can be; 0 where
-        the tensor has no memory of its own.
+        """Return a cheap upper bound of :meth:`nbytes`; 0 where the tensor has no memory of its own.
 
         It is asked for every saved tensor, and one below the session's ``min_bytes`` is asked nothing else.
         """
@@ -89,18 +86,15 @@ class Backend(Protocol[T]):
     def storage(self, tensor: T, /) -> tuple[Hashable, int]:
         """Return a token of the live storage and the byte offset of the lowest element in it.
 
-        While a token is alive it never equals the token of another storage, also not of a later one at the same
-        address. It does not keep the storage alive.
+        A live token never equals that of another storage, also not of a later one at the same address. It does not
+        keep the storage alive.
         """
 
     def producer(self, tensor: T, /) -> str:
         """Return the name of the operation of the graph that made a tensor; empty if the graph did not make it."""
 
     def alias(self, tensor: T, /) -> T:
-        """Return the object kept in place of the tensor: a leaf itself, else a detached alias of its memory.
-
-        The alias shares memory and version with the tensor and is no part of any graph.
-        """
+        """Return the object kept in place of the tensor: a leaf itself, else :meth:`detached` of it."""
 
     def detached(self, tensor: T, /) -> T:
         """Return a new tensor object that shares memory and version, and is no part of any graph."""
@@ -124,6 +118,7 @@ class Backend(Protocol[T]):
 
         Args:
             data: elements in memory order, ``spec.dense()``; memory of a writable array may be adopted.
+            spec: the layout.
         """
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:

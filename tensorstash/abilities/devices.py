@@ -1,4 +1,4 @@
-"""Abilities of devices: codecs that run where the tensor is, and copies beside the computation."""
+"""Abilities of devices: codecs that run where the tensor is, and copies beside the computation. All thread-safe."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Kernel(Protocol[T]):
-    """A codec that runs where the tensor is, for tensors of one spec. Thread-safe, stateless.
+    """A codec that runs where the tensor is, for tensors of one spec; stateless.
 
     It has the meaning of the codec, within the codec's bound; its payloads are its own and are only ever decoded by an
     equal kernel. Where a device has streams it launches on the current one, without waiting for the device, and it is
@@ -21,7 +21,7 @@ class Kernel(Protocol[T]):
     """
 
     def encode(self, dense: T, /) -> T:
-        """Return a payload in fresh memory, contiguous, of the shape and dtype of the codec's ``encoded_spec``.
+        """Return a contiguous payload in fresh memory, of the shape and dtype of the codec's ``encoded_spec``.
 
         Args:
             dense: the distinct elements in memory order; borrowed: neither written to nor kept.
@@ -32,7 +32,7 @@ class Kernel(Protocol[T]):
 
 
 class Kernels(Protocol[T]):
-    """The codecs of a backend that run where the tensor is. Thread-safe."""
+    """The codecs of a backend that run where the tensor is."""
 
     def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[T] | None:
         """Return the kernel that runs ``codec`` on the device of ``spec``, or None if only the codec itself can.
@@ -49,14 +49,12 @@ class Kernels(Protocol[T]):
 
 
 class Layouts(Protocol[T]):
-    """Takes tensors apart and puts them together where they are. Thread-safe."""
+    """Takes tensors apart and puts them together where they are."""
 
     def dense(self, tensor: T, spec: TensorSpec, /) -> T:
-        """Return the distinct elements in memory order, contiguous, on the tensor's device, without lazy flags.
+        """Return the distinct elements of a saved tensor in memory order, contiguous, without lazy flags.
 
-        Args:
-            tensor: a saved tensor, whose memory the result may share.
-            spec: its spec.
+        They are on the tensor's device, and may share its memory.
         """
 
     def restored(self, dense: T, spec: TensorSpec, /, *, adopt: bool) -> T:
@@ -80,7 +78,7 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """A queue of work of one device; equal to itself alone, and to other objects for the same queue. Thread-safe."""
+    """A queue of work of one device; equal to itself alone, and to other objects for the same queue."""
 
     def wait_event(self, event: Any, /) -> None:
         """Let later work begin only after ``event``, of any stream of the same framework."""
@@ -88,8 +86,6 @@ class Stream(Protocol):
 
 class Streams(Protocol[T]):
     """The devices of a backend that work behind the program, so that copies can run beside the computation.
-
-    Thread-safe.
 
     It only says how things are done; in which order is the engine's affair. A tensor's memory belongs to the stream
     that was current when it was allocated: once freed, it may be handed out again at once to work of that stream.

@@ -30,12 +30,9 @@ class SupportsImagining(Protocol):
     def imagining(
         self, model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any], /
     ) -> AbstractContextManager[tuple[Callable[[], Any], Callable[[Any], bool]]]:
-        """Return a call of a model on imagined weights and inputs, and a test whether a tensor is a weight.
+        """Return a call of a model on imagined weights and arguments, and a test whether a tensor is a weight.
 
-        Args:
-            model: stays as it is.
-            inputs: positional arguments.
-            named: the same, by name.
+        The model stays as it is.
 
         Raises:
             BackendError: when called: the model does not run on such tensors.
@@ -93,8 +90,7 @@ class SupportsGraph(Protocol[T_contra]):
     def holders(self, tensors: Sequence[T_contra], /) -> list[int]:
         """Return how many objects hold each tensor's memory: itself, aliases and views of it, and whatever else does.
 
-        Whoever can read or write it without holding it (other libraries, other processes) makes the tensors of that
-        memory ones with a :meth:`Backend.keep_reason`.
+        Memory that others can use without holding it has a :meth:`Backend.keep_reason`.
         """
 
     def is_there(self, tensor: T_contra, spec: TensorSpec, /) -> bool:
@@ -113,11 +109,7 @@ class SupportsGraph(Protocol[T_contra]):
         """Return whether this thread runs inside of a function that the compiler was given."""
 
     def readers(self, is_ours: Callable[[object], bool], /) -> Readers[T_contra]:
-        """Return the search for readers of handles in the graph that this thread records from now on.
-
-        Args:
-            is_ours: whether an object is a handle whose reader is wanted.
-        """
+        """Return the search for readers of the handles that ``is_ours`` tells, in the graph recorded from now on."""
 
     def running_demand(self, handle: object, /) -> Demand | None:
         """Return the demand of the operation whose backward runs on this thread; None if none runs."""

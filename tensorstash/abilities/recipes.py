@@ -9,11 +9,7 @@ T = TypeVar("T")
 
 
 class Leaf(NamedTuple):
-    """An input of a recipe that nobody saved and that lives anyway, such as a parameter.
-
-    Args:
-        tensor: the leaf itself.
-    """
+    """An input of a recipe that nobody saved and that lives anyway, such as a parameter."""
 
     tensor: Any
 
@@ -41,11 +37,9 @@ class Recipe(NamedTuple):
 class Producers(Protocol[T]):
     """The producers of saved tensors, and recipes to make them again. Thread-safe; keeps nothing of a graph alive.
 
-    A backend derives from it, and inherits all that it does not define. Where a method takes a tensor and its spec, the
-    tensor is as ``pack`` got it.
-
-    A recipe neither records gradients nor follows autocast, and leaves alone whatever is the user's; but for
-    settings on which the bits depend, which are those of the recipe meanwhile.
+    A backend derives from it, and inherits all that it does not define. A recipe neither records gradients nor follows
+    autocast, and leaves alone whatever is the user's; but for settings on which the bits depend, which are those of the
+    recipe meanwhile.
     """
 
     @property
@@ -68,18 +62,17 @@ class Producers(Protocol[T]):
         Where there is none it returns why: a few words, the same for all tensors of a kind.
 
         Args:
-            tensor: see above.
+            tensor: as ``pack`` got it, as is its spec.
             spec: of it.
             ops: names of the rules that may be used; None for all.
             depth: most operations one after the other.
         """
 
     def narrowed(self, tensor: T, spec: TensorSpec, /) -> tuple[Recipe, T] | None:
-        """Return a smaller tensor with all that :meth:`whole` of a tensor holds, and how that is made of it again.
+        """Return how :meth:`whole` of a tensor is made of a smaller one, such as one it was cast from, and that one.
 
-        That is so for the result of a narrower element type, which the graph tells and nobody has to look for. The
-        recipe has no inputs, and is to be given the handle of the smaller tensor, which is in fresh memory and part of
-        no graph. None for all that is as narrow as can be.
+        The recipe has no inputs, and is to be given the handle of the smaller tensor, which is in fresh memory and part
+        of no graph. None for all that is as narrow as can be.
         """
         return None
 
@@ -101,8 +94,8 @@ class Producers(Protocol[T]):
     def are_there(self, tensors: Sequence[T], /) -> bool:
         """Whether tensors have their memory now, which no other process shares: trainers free parameters for a while.
 
-        An operation outside of such a module may save the module's result. Its backward comes before that of the
-        module, and so before the parameters are gathered again: then nothing can be made of them.
+        An operation outside of a module may save the module's result, and asks for it before the module's parameters
+        are gathered again: then nothing can be made of them.
         """
         return True
 
@@ -143,5 +136,5 @@ class SupportsProducers(Protocol[T]):
 
         Args:
             is_ours: whether an object is a handle that a recipe may have for an input.
-            rules: of plug-ins, in this backend's own form, besides those that are built in.
+            rules: of plug-ins, in this backend's own form, beside the built-in ones.
         """

@@ -15,10 +15,15 @@ from pathlib import Path
 from tensorstash.errors import TensorStashError
 from tensorstash.registry import did_you_mean
 
+_USAGE = """\
+usage: tensorstash VERB ...    (or: python -m tensorstash VERB ...)
+       python -m tensorstash SCRIPT [ARGUMENT ...]    the same as run
+       tensorstash --version
+"""
+
 VERBS = ("compare", "doctor", "estimate", "run")
 """Modules of this folder, by name."""
 
-_RUN = "run"
 _FOLDER = Path(__file__).resolve().parent
 
 
@@ -26,26 +31,13 @@ def usage() -> str:
     """Return the verbs and their usage; imports no verb."""
     width = max(map(len, VERBS))
     lines = [f"  {verb:<{width}}  {_docstring(verb).partition(chr(10))[0]}" for verb in VERBS]
-    return "\n".join(
-        (
-            "usage: tensorstash VERB ...    (or: python -m tensorstash VERB ...)",
-            "       python -m tensorstash SCRIPT [ARGUMENT ...]    the same as run",
-            "       tensorstash --version",
-            "",
-            *lines,
-            "",
-            "tensorstash VERB --help tells more.",
-        )
-    )
+    return "\n".join((_USAGE, *lines, "", "tensorstash VERB --help tells more."))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the verb of the command line, and return the exit status.
+    """Run the verb of the command line, by default of this process, and return the exit status.
 
     Words that begin with no verb are a program to run.
-
-    Args:
-        arguments: the words behind the name of the command; those of this process by default.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     if not words or words[0] in ("-h", "--help"):
@@ -59,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         why = "there is no such file" if is_file else f"no verb, and no file; {did_you_mean(words[0], VERBS)}"
         print(f"tensorstash: {words[0]!r}: {why}", file=sys.stderr)
         return 2
-    verb, rest = (words[0], words[1:]) if words[0] in VERBS else (_RUN, words)
+    verb, rest = (words[0], words[1:]) if words[0] in VERBS else ("run", words)
     module = import_module(f"tensorstash.cli.{verb}")
     parser = argparse.ArgumentParser(
         prog=f"tensorstash {verb}", description=_docstring(verb), formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,6 +1,6 @@
 """Run a training script under each policy, and print its peak memory, seconds per step and gradients.
 
-tensorstash compare SCRIPT|-m MODULE [--policy LINE ...] [--steps N] [--plot FILE] [-- ARGUMENT ...]
+tensorstash compare SCRIPT|-m MODULE [--policy LINE ...] [--budget SIZE] [--steps N] [-- ARGUMENT ...]
 
 Each policy has a fresh process. `none` is the script as it is; a policy runs as under `tensorstash run --policy`. After
 N steps of its optimizers the script is ended by SystemExit. Gradients are compared bit by bit at each step, printed
@@ -30,21 +30,20 @@ _MIB = 2**20
 
 def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Return the options, and the program with the words behind ``--`` as its arguments."""
-    ours, rest = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    split = words.index("--") if "--" in words else len(words)
     parser.usage = "tensorstash compare SCRIPT|-m MODULE [--policy LINE ...] [--budget SIZE] [--steps N] [-- WORD ...]"
     parser.add_argument("script", nargs="?", help="the training script")
     parser.add_argument("-m", dest="module", metavar="MODULE", help="in place of a script")
     parser.add_argument("--policy", action="append", metavar="LINE", help="repeatable; none and disk_spill by default")
     parser.add_argument("--budget", metavar="SIZE", help="for all policies but none, as of tensorstash run")
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="2 or more; the first does not count (5)")
-    parser.add_argument("--plot", default="compare.png", metavar="FILE", help="the picture, with matplotlib")
-    options = parser.parse_args(ours)
+    options = parser.parse_args(words[:split])
     if (options.script is None) == (options.module is None):
         parser.error("which program? Name a script, or -m MODULE")
     if options.steps < 2:
         parser.error(f"--steps: got {options.steps}, expected 2 or more: the first step does not count")
     refuse_missing(parser, options.script or "-m")
-    options.program = [*(("-m", options.module) if options.module else (options.script,)), *rest]
+    options.program = [*(("-m", options.module) if options.module else (options.script,)), *words[split + 1 :]]
     return options
 
 
@@ -59,21 +58,11 @@ def main(options: argparse.Namespace) -> int:
         print(f"tensorstash: {policy}", file=sys.stderr, flush=True)
         runs.append((policy, run(policy, options)))
     print(table(runs))
-    try:
-        plot(options.plot, runs)
-    except ImportError:
-        print("(no picture: matplotlib is not installed)")
-    else:
-        print(f"picture: {options.plot}")
     return 0
 
 
 def run(policy: str, options: argparse.Namespace) -> Record:
-    """Run the program under a policy, and return its record.
-
-    Raises:
-        TensorStashError: it has failed, or has made fewer than two steps.
-    """
+    """Run the program under a policy, and return its record; it is an error if it fails or makes no two steps."""
     environment = {k: value for k, value in os.environ.items() if k not in (POLICY_VARIABLE, BUDGET_VARIABLE)}
     if policy != NONE:
         ours = {POLICY_VARIABLE: policy} | ({} if options.budget is None else {BUDGET_VARIABLE: options.budget})
@@ -113,21 +102,3 @@ def table(runs: Sequence[tuple[str, Record]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = ([f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)] for row in rows)
     return "\n".join("  ".join(row).rstrip() for row in padded)
-
-
-def plot(path: str, runs: Sequence[tuple[str, Record]]) -> None:
-    """Draw peak memory against seconds per step, a point for each policy.
-
-    Raises:
-        ImportError: matplotlib is missing.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(layout="constrained")
-    axes = figure.subplots()
-    for policy, record in runs:
-        point = record.peak / _MIB, median(record.seconds[1:])
-        axes.plot(*point, "o")
-        axes.annotate(policy, point, xytext=(5, 5), textcoords="offset points")
-    axes.set(xlabel="peak memory of the process, MiB", ylabel="seconds per step")
-    figure.savefig(path, dpi=120)

@@ -32,14 +32,7 @@ _SLOW_BYTES_PER_S = 5e8
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report.
-
-    Args:
-        subject: the part of the machine.
-        state: whether it is as it should be, costs something, or keeps the package from working.
-        text: the observation.
-        cure: the remedy; empty where none is needed.
-    """
+    """One line of the report: what was seen of a part of the machine, and the cure where one is needed."""
 
     subject: str
     state: Literal["good", "note", "bad"]
@@ -89,12 +82,9 @@ def allocator() -> Iterator[Finding]:
         text = f"{name}, and policies leave it so: savings of CPU tensors hardly show in the size of the process"
         yield Finding("allocator", "note", text, f"unset {CHOICE}")
     else:
-        yield Finding(
-            "allocator",
-            "note",
-            f"{name}: the first policy that frees CPU tensors will change its settings, which costs page faults",
-            "start programs with `python -m tensorstash SCRIPT`, after `pip install 'tensorstash[mimalloc]'`",
-        )
+        text = f"{name}: the first policy that frees CPU tensors will change its settings, which costs page faults"
+        cure = "start programs with `python -m tensorstash SCRIPT`, after `pip install 'tensorstash[mimalloc]'`"
+        yield Finding("allocator", "note", text, cure)
 
 
 def cores() -> Iterator[Finding]:
@@ -168,9 +158,8 @@ def frameworks() -> Iterator[Finding]:
         yield Finding(framework.package, "note" if lacks else "good", text, cure if lacks else "")
         for each in lacks:
             text = f"missing, needed for {each.purpose}" + (f": {each.without}" if each.without else "")
-            yield Finding(
-                f"{framework.package}: {each.path.replace(':', '.')}", "note" if each.without else "bad", text, cure
-            )
+            subject = f"{framework.package}: {each.path.replace(':', '.')}"
+            yield Finding(subject, "note" if each.without else "bad", text, cure)
         yield from devices(name)
 
 

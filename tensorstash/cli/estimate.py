@@ -38,14 +38,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def called(target: str) -> Callable[[], Any]:
-    """Return the function that ``MODULE:CALLABLE`` names; the module may lie in the current folder.
-
-    Args:
-        target: as it was typed.
-
-    Raises:
-        ConfigError: there is no such module, or no callable of the name in it.
-    """
+    """Return the function that ``MODULE:CALLABLE`` names; the module may lie in the current folder."""
     name, colon, attribute = target.partition(":")
     if not (name and colon and attribute):
         raise ConfigError(f"got {target!r}, expected MODULE:CALLABLE, such as train:made")

@@ -40,11 +40,7 @@ FRAMEWORKS = ("torch", "paddle")
 
 
 class Watch(MetaPathFinder):
-    """Tells when a framework has been imported; as the first finder of ``sys.meta_path``.
-
-    Args:
-        on_import: called with the framework's name, on the thread that imports it, at the end of the import.
-    """
+    """Calls a function with the name of each framework whose import has ended; the first of ``sys.meta_path``."""
 
     def __init__(self, on_import: Callable[[str], object]) -> None:
         self._on_import = on_import
@@ -69,28 +65,20 @@ class Watch(MetaPathFinder):
 
 
 def run_program(program: Sequence[str]) -> None:
-    """Run a program as ``python`` would, in this process.
-
-    Args:
-        program: a path, or ``-m`` and a module, or ``-c`` and code; then its arguments.
-    """
-    kind, rest = (program[0], program[1:]) if program[0] in ("-m", "-c") else ("", program)
-    if kind == "-m":
-        sys.argv = [*rest]
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
-    elif kind == "-c":
-        sys.argv = ["-c", *rest[1:]]
-        exec(compile(rest[0], "<string>", "exec"), vars(sys.modules["__main__"]))
+    """Run a path, or ``-m`` and a module, with the arguments behind it, as ``python`` would, in this process."""
+    if program[0] == "-m":
+        sys.argv = [*program[1:]]
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = [*rest]
+        sys.argv = [*program]
         if not sys.flags.safe_path:
-            sys.path[0] = os.path.dirname(os.path.realpath(rest[0]))
-        runpy.run_path(rest[0], run_name="__main__")
+            sys.path[0] = os.path.dirname(os.path.realpath(program[0]))
+        runpy.run_path(program[0], run_name="__main__")
 
 
 def refuse_missing(parser: ArgumentParser, script: str) -> None:
-    """End with a message if a script does not exist; ``-m`` and ``-c`` are none."""
-    if script not in ("-m", "-c") and not os.path.exists(script):
+    """End with a message if a script does not exist; ``-m`` is none."""
+    if script != "-m" and not os.path.exists(script):
         parser.error(f"there is no file {script!r}")
 
 
@@ -98,22 +86,16 @@ def report(framework: str, scope: Stash, path: str | None) -> None:
     """Write the statistics of a framework: all to a file, or one line to standard error."""
     stats = scope.stats()
     if path:
-        text = json.dumps(stats.to_dict(), indent=1)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps(stats.to_dict(), indent=1) + "\n", encoding="utf-8")
     seen, stashed = format_bytes(stats.seen.nbytes), format_bytes(stats.stashed.nbytes)
     told = f"; the rest is in {path}" if path else ""
     print(f"tensorstash: {framework}: stashed {stashed} of {seen} saved{told}", file=sys.stderr, flush=True)
 
 
 def arguments_of(given: Mapping[str, str | None], names: tuple[str, str] = _VARIABLES) -> dict[str, Any]:
-    """Return the arguments of :func:`~tensorstash.stash` that are given as text; none without a policy and a budget.
+    """Return the arguments of :func:`~tensorstash.stash` out of texts by name; none without a policy and a budget.
 
-    Args:
-        given: texts by name.
-        names: those of the policy and of the budget, by default of the variables.
-
-    Raises:
-        ConfigError: a text is no policy, or no budget.
+    ``names`` are those of the policy and of the budget, by default of the variables.
     """
     policy, budget = (given.get(name) for name in names)
     if not policy and not budget:
@@ -144,10 +126,8 @@ def main() -> None:
         sys.meta_path.insert(0, Watch(enter))
         run_program(sys.argv[1:])
     if settings and not scopes:
-        print(
-            f"tensorstash: the policy had no effect: the program has imported none of {', '.join(FRAMEWORKS)}",
-            file=sys.stderr,
-        )
+        why = f"the program has imported none of {', '.join(FRAMEWORKS)}"
+        print(f"tensorstash: the policy had no effect: {why}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -32,17 +32,12 @@ class Record:
 
 
 class Recorder:
-    """Notes each step of the optimizers of this process, writes the record, and ends the program after the last.
-
-    Args:
-        path: of the record.
-        steps: that are recorded.
-    """
+    """Writes a record of each step of this process's optimizers to a path, and ends the program after so many."""
 
     def __init__(self, path: str, steps: int) -> None:
         self._path, self._steps, self._record = Path(path), steps, Record()
         self._framework: Any = None
-        self._since = self._aside = perf_counter()
+        self._since = perf_counter()
 
     def watch(self, framework: str) -> None:
         """Watch the optimizers of a framework."""

@@ -1,6 +1,6 @@
 """Run a program where freed activations really leave the process, and under a policy if you like.
 
-tensorstash run [--policy LINE|FILE] [--budget SIZE] [--stats FILE] SCRIPT|-m MODULE|-c CODE [ARGUMENT ...]
+tensorstash run [--policy LINE|FILE] [--budget SIZE] [--stats FILE] SCRIPT|-m MODULE [ARGUMENT ...]
 
 Starts `python SCRIPT ...` in the environment that tensorstash.allocator.advised_environment gives, and says on
 standard error which variables it set. The process is replaced, with its number, standard streams and exit status;
@@ -28,9 +28,7 @@ _OURS = {"--policy": POLICY_VARIABLE, "--budget": BUDGET_VARIABLE, "--stats": ST
 
 def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Return the options in front, and the rest as ``program``, untouched."""
-    parser.usage = (
-        "tensorstash run [--policy LINE|FILE] [--budget SIZE] [--stats FILE] SCRIPT|-m MODULE|-c CODE [WORD ...]"
-    )
+    parser.usage = "tensorstash run [--policy LINE|FILE] [--budget SIZE] [--stats FILE] SCRIPT|-m MODULE [WORD ...]"
     parser.add_argument("--policy", metavar="LINE|FILE", help="for the saved tensors of the program")
     parser.add_argument("--budget", metavar="SIZE", help="bytes of saved tensors that may stay, such as 6GiB, or auto")
     parser.add_argument("--stats", metavar="FILE", help="write the statistics, as JSON")
@@ -41,10 +39,10 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
         parser.error("got --policy twice, expected it once; join the steps by |, or let tensorstash compare run both")
     options = parser.parse_args(words[:count])
     options.program = list(words[count:])
-    first, *rest = options.program or [""]
-    if not first or (first in ("-m", "-c") and not rest):
-        parser.error("which program? Name a script, or -m MODULE, or -c CODE")
-    if first.startswith("-") and first not in ("-m", "-c"):
+    first = (options.program or [""])[0]
+    if not first or options.program == ["-m"]:
+        parser.error("which program? Name a script, or -m MODULE")
+    if first.startswith("-") and first != "-m":
         parser.error(f"got {first!r} in place of a script; options of Python stand before -m: python {first} -m ...")
     refuse_missing(parser, first)
     return options
@@ -60,9 +58,7 @@ def main(options: argparse.Namespace) -> int:
     added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
     settings = ", ".join(f"{name}={value}" for name, value in added.items())
     print(f"tensorstash: {settings or 'the allocator is left as it is'}", file=sys.stderr, flush=True)
-    through = []
-    if arguments_of(environment):
-        through = ["-m", "tensorstash.cli.program"]
+    through = ["-m", "tensorstash.cli.program"] if arguments_of(environment) else []
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
     command = [sys.executable, *flags, *through, *options.program]
     if os.name == "posix":

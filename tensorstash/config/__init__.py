@@ -3,12 +3,7 @@
 The wire form of a component is flat: its name and its fields, as in ``{"name": "quantize", "bits": 4}``. The values
 of a field follow from its annotation, so that plug-ins write nothing: bool, int, float, str, Literal, None, a component
 (``Codec``, ``StoreConfig``, ``Selector``, ``HookPolicy``), a dataclass of such fields, unions of these, and tuples
-``tuple[X, ...]``.
-
-Where a policy is expected, the name of a codec or a store stands for ``Encode`` or ``StoreIn`` of it. Where a
-component is expected, one line of text will do (:mod:`tensorstash.config.text` has the grammar)::
-
-    quantize:bits=4 | zstd:level=9 | disk_spill:directory=/nvme/scratch,budget=40GiB
+``tuple[X, ...]``. Where a component is expected, one line of text will do; where a policy is, also a codec or a store.
 
 Laws: ``from_dict(to_dict(policy)) == policy`` and ``eval(repr(policy)) == policy``. Reading a configuration imports
 no framework and opens nothing.
@@ -64,13 +59,10 @@ def parse(text: str) -> HookPolicy:
 
 
 def policy_argument(text: str) -> HookPolicy:
-    """Return the policy of a command-line option: a ``type`` for :mod:`argparse` that keeps the message.
-
-    Args:
-        text: one line, as of :func:`parse`.
+    """Return the policy of a command-line option, as :func:`parse` does: a ``type`` for :mod:`argparse`.
 
     Raises:
-        argparse.ArgumentTypeError: as :func:`parse` says, whose text ``argparse`` would not show.
+        argparse.ArgumentTypeError: with the message of :func:`parse`, whose own errors ``argparse`` would not show.
 
     >>> import argparse
     >>> parser = argparse.ArgumentParser()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from os import PathLike, fspath
 from os.path import splitext
 from re import split
@@ -15,7 +15,8 @@ from tensorstash.errors import ConfigError, MissingDependencyError
 from tensorstash.policies import Chain, Encode, StoreIn
 from tensorstash.policies.automatic import AUTO, automatic
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.protocols import Codec, StoreConfig
+from tensorstash.policies.policy import require_policy
+from tensorstash.protocols import Codec
 from tensorstash.registry import did_you_mean, lookup, names
 
 T = TypeVar("T")
@@ -25,12 +26,7 @@ _SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str
 
 
 def read_policy(value: object, path: str) -> HookPolicy:
-    """Return the policy that plain data or a line of text at a path, for messages, describes.
-
-    Raises:
-        ConfigError: it describes none.
-        MissingDependencyError: the library behind a name is not installed.
-    """
+    """Return the policy that plain data or a line of text describes; ``path`` is its place, for messages."""
     if value == AUTO:
         return automatic()
     policy = _component(value, HookPolicy, path)
@@ -39,31 +35,14 @@ def read_policy(value: object, path: str) -> HookPolicy:
 
 
 def policy_of(policy: object, caller: str) -> HookPolicy:
-    """Return a policy that the user passed to a caller, as one or as a line of text.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Return a policy that the user passed to a caller, as one or as a line of text."""
     if isinstance(policy, str | PathLike):
         return read_policy(fspath(policy), f"{caller}.policy")
-    if isinstance(policy, Mapping):
-        raise ConfigError(f"{caller}: got a dictionary, expected a policy; pass tensorstash.from_dict(...) of it")
-    if isinstance(policy, type) or not isinstance(policy, HookPolicy):
-        got = f"the class {policy.__name__}" if isinstance(policy, type) else repr(policy)
-        raise ConfigError(
-            f"{caller}: got {got}, expected a policy such as 'disk_spill' or DiskSpill('/scratch'); several are "
-            f"joined by |"
-        )
-    return policy
+    return require_policy(policy, path=caller)
 
 
 def read_fields(cls: type[T], value: object, path: str) -> T:
-    """Return the dataclass whose fields a mapping gives, but for those that have a default.
-
-    Raises:
-        ConfigError: it describes none.
-        MissingDependencyError: the library behind a name is not installed.
-    """
+    """Return the dataclass whose fields a mapping gives, but for those that have a default."""
     made = _read(value, cls, path)
     assert isinstance(made, cls)
     return made
@@ -93,21 +72,15 @@ def _component(value: object, protocol: Any, path: str) -> object:
     with _place(path):
         found = lookup(known[name], name)
     made = _build(found, arguments, path)
-    if kind == "policy" and isinstance(made, Codec):
-        return Encode(made)
-    if kind == "policy" and isinstance(made, StoreConfig):
-        return StoreIn(made)
+    if known[name] != groups[0]:
+        return Encode(made) if isinstance(made, Codec) else StoreIn(made)  # type: ignore[arg-type]
     if not isinstance(made, protocol):
         raise ConfigError(f"{path}: {made!r} does not implement {protocol.__name__}")
     return made
 
 
 def _in_words(annotation: Any) -> str:
-    """Return the kinds of values of an annotation, in words; empty where only Python code can give one.
-
-    >>> _in_words(int | str | None), _in_words(tuple[Codec, ...])
-    ('a whole number or text', 'a list of: a codec (a table with a name, or text)')
-    """
+    """Return the kinds of values of an annotation, in words; empty where only Python code can give one."""
     if annotation in GROUPS:
         return f"a {_SINGULAR[GROUPS[annotation][0]]} (a table with a name, or text)"
     members = get_args(annotation)
@@ -123,11 +96,7 @@ def _in_words(annotation: Any) -> str:
 
 
 def is_file_name(text: str) -> bool:
-    """Whether a text names a file of settings, and is no line that describes a policy.
-
-    >>> is_file_name("conf/policy.yaml"), is_file_name("compress | disk_spill")
-    (True, False)
-    """
+    """Whether a text names a file of settings, and is no line that describes a policy."""
     return splitext(text)[1].lower() in (".toml", ".json", ".yaml", ".yml")
 
 
@@ -148,9 +117,8 @@ def _bare(data: Mapping[str, object], cls: type, first: str | None) -> str:
         options = ",".join(f"{key}={text}" for key, text in data.items() if key != BARE)
         steps = f"{step}:{options} | {value}" if options else f"{step} | {value}"
         return f"got {value!r} behind a comma; steps are joined by |, so write {steps!r}"
-    return f"got {value!r}, expected key=value" + (
-        f"; write {step}:{first}={value}" if first and value != first else ""
-    )
+    cure = f"; write {step}:{first}={value}" if first and value != first else ""
+    return f"got {value!r}, expected key=value{cure}"
 
 
 def _build(cls: type, data: Mapping[str, object], path: str) -> object:
@@ -164,7 +132,7 @@ def _build(cls: type, data: Mapping[str, object], path: str) -> object:
         if key not in known:
             raise ConfigError(f"{path}.{key}: unknown key; {did_you_mean(key, known)}")
     for field in known.values():
-        if field.name not in data and _is_required(field):
+        if field.name not in data and field.default is MISSING and field.default_factory is MISSING:
             raise ConfigError(f"{path}.{field.name}: missing; expected {_in_words(hints[field.name])}")
     arguments = {key: _read(value, hints[key], f"{path}.{key}") for key, value in data.items()}
     with _place(path):
@@ -222,10 +190,6 @@ def _scalar(value: object, kind: type) -> object:
     elif kind is float and type(value) is int:
         return float(value)
     return None
-
-
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 @contextmanager

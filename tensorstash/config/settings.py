@@ -3,7 +3,7 @@
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os.path import basename
 from typing import Any, BinaryIO, Required, TypedDict
 
@@ -37,21 +37,6 @@ class Settings(TypedDict, total=False):
 def load_settings(source: str | os.PathLike[str] | BinaryIO) -> Settings:
     """Return policy, limits and ``min_bytes`` of a file, as arguments: ``stash(**load_settings("policy.toml"))``.
 
-    ::
-
-        min_bytes = "256KiB"
-
-        [policy]
-        name = "route"
-        otherwise = "cpu_offload"
-
-        [[policy.rules]]
-        when = { name = "all", of = ["min_bytes:size=1MiB", { name = "dtypes", names = ["float32"] }] }
-        use = "quantize:bits=4 | disk_spill:directory=/nvme/scratch,budget=40GiB"
-
-        [limits]
-        in_flight = "64MiB"
-
     Args:
         source: the path of a file (``.json``, ``.yaml`` and ``.yml`` by their names, all else is TOML), or a file
             opened for reading bytes, which is left open.
@@ -70,13 +55,13 @@ def load_settings(source: str | os.PathLike[str] | BinaryIO) -> Settings:
         with open(source, "rb") as file:
             return load_settings(file)
     place = str(getattr(source, "name", "TOML"))
-    yaml = ("YAML", _load_yaml)
-    readers: dict[str, tuple[str, Any]] = {".json": ("JSON", json.load), ".yaml": yaml, ".yml": yaml}
-    kind, read = readers.get(os.path.splitext(place)[1].lower(), ("TOML", tomllib.load))
+    suffix = os.path.splitext(place)[1].lower().replace(".yml", ".yaml")
+    readers: dict[str, Callable[[BinaryIO], Any]] = {".json": json.load, ".yaml": _load_yaml}
+    read: Callable[[BinaryIO], Any] = readers.get(suffix, tomllib.load)
     try:
         data = read(source)
     except ValueError as error:
-        raise ConfigError(f"{place}: not {kind}: {error}") from error
+        raise ConfigError(f"{place}: not {'TOML' if read is tomllib.load else suffix[1:].upper()}: {error}") from error
     if not isinstance(data, Mapping):
         raise ConfigError(f"{place}: got {data!r}, expected a table with the key 'policy'")
     for key in data:
@@ -100,15 +85,7 @@ def judge_variable(environment: Mapping[str, str], command: Sequence[str]) -> No
 
 
 def settings_of(text: str, path: str) -> Settings:
-    """Return the settings of a file, if the text ends like the name of one, or those of a line that is a policy.
-
-    Raises:
-        ConfigError: as for :func:`load_settings`, or the file cannot be read.
-        MissingDependencyError: as for :func:`load_settings`.
-
-    >>> settings_of("compress:level=3", "--policy")
-    {'policy': Compress(level=3, min_ratio=1.25)}
-    """
+    """Return the settings of a file, if the text ends like the name of one, or those of a line that is a policy."""
     if not is_file_name(text):
         return Settings(policy=read_policy(text, path))
     try:

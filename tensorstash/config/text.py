@@ -12,7 +12,11 @@ mark itself is doubled. Spaces around each part do not count. A value gets its m
 ``4`` is a number for ``bits`` and a text for ``directory``. Lists have no one-line form.
 """
 
+import re
+
 from tensorstash.errors import ConfigError
+
+_QUOTED = re.compile("'[^']*'|\"[^\"]*\"")
 
 BARE = "(bare)"
 """The key of a value that was written without one."""
@@ -26,9 +30,6 @@ class Text(str):
 
 def split_steps(line: str, path: str) -> list[dict[str, str]]:
     """Return the steps of a line, each with its name under ``"name"`` and its values as :class:`Text`.
-
-    Raises:
-        ConfigError: the line does not follow the grammar.
 
     >>> split_steps("cast | disk_spill:directory='/a,b'", "policy")
     [{'name': 'cast'}, {'name': 'disk_spill', 'directory': '/a,b'}]
@@ -57,29 +58,20 @@ def _step(text: str, path: str) -> dict[str, str]:
 
 def _split(text: str, separator: str, path: str) -> list[str]:
     """Split where the separator is outside of quotation marks."""
-    pieces = [""]
-    mark = ""
-    for letter in text:
-        if letter == separator and not mark:
-            pieces.append("")
-            continue
-        if mark:
-            mark = "" if letter == mark else mark
-        elif letter in "'\"":
-            mark = letter
-        pieces[-1] += letter
-    if mark:
-        raise ConfigError(f"{path}: the quotation mark {mark} is not closed in {text!r}")
-    return [piece.strip() for piece in pieces]
+    bare = _QUOTED.sub(lambda quoted: "_" * len(quoted[0]), text)
+    if left := re.search("['\"]", bare):
+        raise ConfigError(f"{path}: the quotation mark {left[0]} is not closed in {text!r}")
+    ends = [place for place, letter in enumerate(bare) if letter == separator]
+    starts = [0, *(end + 1 for end in ends)]
+    return [text[start:end].strip() for start, end in zip(starts, [*ends, len(text)], strict=True)]
 
 
 def _unquote(value: str, path: str) -> str:
-    mark = value[0]
+    mark, inside = value[0], value[1:-1]
     if mark not in "'\"":
         if "'" in value or '"' in value:
             raise ConfigError(f"{path}: got {value!r}; put all of a value that holds a quotation mark in marks")
         return value
-    inside = value[1:-1]
-    if len(value) < 2 or value[-1] != mark or mark in inside.replace(2 * mark, ""):
+    if value[-1] != mark or mark in inside.replace(2 * mark, ""):
         raise ConfigError(f"{path}: got {value!r}, expected nothing after the closing {mark}; double a mark inside")
     return inside.replace(2 * mark, mark)

@@ -39,12 +39,7 @@ def to_dict(policy: HookPolicy) -> dict[str, Any]:
 
 
 def walk(policy: object) -> Iterator[object]:
-    """Yield the policy and every component inside it, outermost first: selectors, rules, policies, codecs, stores.
-
-    >>> from tensorstash.policies import Quantize, Compress
-    >>> [type(part).__name__ for part in walk(Quantize() | Compress())]
-    ['Chain', 'Quantize', 'Compress']
-    """
+    """Yield the policy and every component inside it, outermost first: selectors, rules, policies, codecs, stores."""
     if isinstance(policy, tuple):
         for item in policy:
             yield from walk(item)

@@ -151,7 +151,7 @@ class Recomputer:
             why: str | None = place
         else:
             why = self._known.get(kind, _UNPROVED)
-            if why is _UNPROVED or (why is None and wanted.verify == "always"):
+            if why is _UNPROVED:
                 why = _fault(place, whole)
                 self._learn(kind, why)
         if isinstance(place, str) or why is not None:

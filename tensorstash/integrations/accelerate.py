@@ -45,11 +45,7 @@ class StashCallback(StashesTraining):
         return accelerator.prepare(model, *others, **options)
 
     def log(self, step: int | None = None) -> None:
-        """Send :meth:`scalars` to the accelerator's trackers.
-
-        Args:
-            step: as of ``accelerator.log``.
-        """
+        """Send :meth:`scalars` to the accelerator's trackers, as ``accelerator.log`` does."""
         self._accelerator.log(self.scalars(), step=step)
 
     def remove(self) -> None:

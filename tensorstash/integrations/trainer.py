@@ -11,8 +11,6 @@ class StashesTrainer(StashesTraining):
     The policy's numbers per step go into ``log_history``, where the trainer keeps one, and to the printed log.
     Reporters (TensorBoard, W&B) have their turn before any callback of the user: for them, derive the trainer from
     :class:`LogsStash` too.
-
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

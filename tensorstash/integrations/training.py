@@ -14,8 +14,7 @@ from tensorstash.sizes import parse_bytes
 
 _MIB = 2.0**20
 
-_NAMES = ("stashed_MiB", "saved_MiB", "kept_MiB", "peak_payload_MiB", "out_s", "back_s")
-NAMES = [f"tensorstash/{name}" for name in _NAMES]
+NAMES = [f"tensorstash/{n}" for n in ("stashed_MiB", "saved_MiB", "kept_MiB", "peak_payload_MiB", "out_s", "back_s")]
 """Names of all scalars."""
 
 
@@ -77,8 +76,8 @@ class StashesTraining:
     def _begin(self, model: object) -> None:
         """Wrap a model, as :func:`~tensorstash.wrap` does; a training that an error has ended before is forgotten."""
         self._end()
-        sizes = {"budget": self._budget, "min_bytes": self._min_bytes}
-        self._handle = wrap(model, self._policy, limits=self._limits, **sizes)  # type: ignore[arg-type]
+        options = {"budget": self._budget, "min_bytes": self._min_bytes, "limits": self._limits}
+        self._handle = wrap(model, self._policy, **options)  # type: ignore[arg-type]
         self._logged, self._steps = Stats(), 0
 
     def _end(self) -> None:

@@ -54,8 +54,7 @@ class Compress(Policy):
     Args:
         level: of Zstandard; higher is smaller and slower, and 1 is already the best trade for activations.
         min_ratio: how many times smaller a payload has to be, 1 or more; tensors that shrink less are kept. Dense
-            numbers in float32 shrink 1.2 times, which costs half a step and saves next to nothing: pass 1.1 to have
-            that too.
+            numbers in float32 shrink 1.2 times, at the cost of half a step.
 
     Raises:
         ConfigError: Zstandard has no such level, or the ratio is below 1.
@@ -88,8 +87,8 @@ class Quantize(Policy):
     Args:
         bits: per element: 2, 4 or 8.
         group_size: elements along the last dimension that share a scale and an offset.
-        rounding: ``"nearest"``; ``"stochastic"``, which is right on average; or ``"auto"``: nearest with 8 bits, and
-            stochastic with fewer, since errors that all lean one way add up over the layers.
+        rounding: ``"nearest"``; ``"stochastic"``, right on average, so that errors do not add up over the layers; or
+            ``"auto"``: nearest with 8 bits, and stochastic with fewer.
         seed: of stochastic rounding; the user's random state is never touched.
 
     Raises:

@@ -22,17 +22,15 @@ class Limits:
     Args:
         in_flight: bytes of saved tensors that wait to be encoded and stored behind the computation; at the limit the
             forward pass waits. With 0, and for tensors larger than this, the work is done before ``pack`` returns.
-            ``"auto"`` is a share of the largest step so far, the running one included, so that a small model sees its
-            saving too (:func:`~tensorstash.host.budget.share_of`): from 1 MiB at the beginning to 256 MiB.
+            ``"auto"`` is a share of the largest step so far (:func:`~tensorstash.host.budget.share_of`), so that a
+            small model sees its saving too: from 1 MiB at the beginning to 256 MiB.
         ahead: bytes that may be read back before backward asks for them, together with those that it has in its hands.
-            With 0 nothing is. Payloads in memory, and those much smaller than their tensors, are not read further ahead
-            than saves time. ``"auto"`` as for ``in_flight``.
+            With 0 nothing is. ``"auto"`` as for ``in_flight``.
         writers: threads that encode and store.
         readers: threads that load and decode.
         timeout_s: how long to wait for a store that does not answer before an error says so, in seconds.
-        pinned: bytes of host memory that may be page-locked for copies from and to devices. By default all sessions of
-            a process share one pool, of this process's part of half of the machine's or container's memory. Tensors
-            beyond it stay on their device.
+        pinned: bytes of host memory that may be page-locked for copies from and to devices; by default half of the
+            machine's or container's, for all sessions of its processes. Tensors beyond it stay on their device.
 
     Raises:
         ConfigError: a value is none of these.
@@ -83,19 +81,7 @@ class Limits:
 
 
 def limits_of(limits: object, caller: str) -> Limits:
-    """Return limits that a user has passed.
-
-    Args:
-        limits: as passed.
-        caller: who takes it, for the message.
-
-    Raises:
-        ConfigError: it is something else.
-
-    >>> limits_of("64 MiB", "wrap")
-    Traceback (most recent call last):
-    tensorstash.errors.ConfigError: wrap.limits: got '64 MiB', expected Limits, such as Limits(in_flight='64 MiB')
-    """
+    """Return limits that a user has passed to a caller; ConfigError if they are something else."""
     if not isinstance(limits, Limits):
         raise ConfigError(f"{caller}.limits: got {limits!r}, expected Limits, such as Limits(in_flight='64 MiB')")
     return limits
@@ -105,10 +91,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def explains_arguments(function: F) -> F:
-    """Return a function whose error about an unknown argument says where it belongs.
-
-    Args:
-        function: with an argument ``limits``.
+    """Return a function with an argument ``limits`` whose error about an unknown argument says where it belongs.
 
     >>> import tensorstash as ts
     >>> ts.stash("compress", in_flight="64MiB")

@@ -16,14 +16,9 @@ _SHOWN = 12
 
 
 def named_for(patterns: Iterable[str], names: Iterable[str], *, path: str = "module_names.patterns") -> dict[str, str]:
-    """Return the modules that patterns mean, each with the name under which the patterns know it.
+    """Return the modules of a model that shell-style patterns mean, each with the name by which the patterns know it.
 
     Patterns see through the names that trainers put around models and modules, unless they name those too.
-
-    Args:
-        patterns: shell-style, as of :class:`~tensorstash.policies.selectors.ModuleNames`.
-        names: the dotted names of a model's modules.
-        path: where the patterns stand, for the message.
 
     Raises:
         ConfigError: a pattern means none of them; the message has the nearest names.

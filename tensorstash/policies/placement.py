@@ -31,14 +31,10 @@ class Keep(Policy):
 
 @dataclass(frozen=True)
 class CpuOffload(Policy):
-    """Payloads of tensors on an accelerator go to host memory.
+    """Payloads of tensors on an accelerator go to host memory; those that are there are left to the rest of the chain.
 
-    Tensors that are in host memory already are kept, or left to the other steps of the chain. To bound the memory
-    that payloads take, put ``StoreIn(Memory(budget="8 GiB"))`` behind.
+    To bound the memory that payloads take, put ``StoreIn(Memory(budget="8 GiB"))`` behind.
 
-    >>> from tensorstash.spec import TensorSpec
-    >>> CpuOffload().plan(TensorSpec((4,), (1,), 0, "float32", "cpu")).reason
-    'already in host memory'
     >>> CpuOffload().plan(TensorSpec((4,), (1,), 0, "float32", "cuda:0")).store
     Memory(budget=None, then=None)
     """
@@ -91,8 +87,7 @@ class DiskSpill(Policy):
         budget: most bytes on disk at one time, or text such as ``"40 GiB"``; None for as much as there is room.
 
     Raises:
-        ConfigError: the directory is not a path, or the budget is not a size. Whether the directory exists is found
-            when a session begins.
+        ConfigError: no path, or no size. A session finds out whether the directory exists.
 
     >>> DiskSpill("/nvme/scratch", budget="40 GiB")
     DiskSpill(directory='/nvme/scratch', budget=42949672960)

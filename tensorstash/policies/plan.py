@@ -1,7 +1,7 @@
 """The algebra of policies: a plan treats one saved tensor, and plans compose."""
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from tensorstash.errors import PlanError
 from tensorstash.protocols import Codec, Demand, StoreConfig
@@ -19,26 +19,21 @@ class Rebuilding:
     Args:
         ops: names of the rules to use; None for all.
         depth: most operations one after the other.
-        verify: whether the first tensor of a kind is made again at once and compared, or every one.
     """
 
     ops: frozenset[str] | None
     depth: int
-    verify: Literal["first", "always"]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The treatment of one saved tensor: codecs to run in order, then the store for the payload.
-
-    ``Plan()`` keeps the tensor and is the neutral element of :meth:`then`. A plan with codecs and no store leaves the
-    payload where the last codec ran.
+    """The treatment of one saved tensor; ``Plan()`` keeps it and is the neutral element of :meth:`then`.
 
     Args:
         codecs: run in this order when packing, in reverse when unpacking.
-        store: where the payload goes; None for "stays where it is".
+        store: where the payload goes; None for "stays where the last codec ran".
         reason: why nothing is done, for statistics; not part of equality.
-        rebuilding: whether a tensor that can be made again is, in place of all this; None for no.
+        rebuilding: how a tensor that can be made again is, in place of all this; None for not at all.
 
     Raises:
         PlanError: an array codec follows one that returns bytes.
@@ -82,10 +77,7 @@ class Plan:
         return all(codec.lossless for codec in self.codecs)
 
     def within(self, demand: Demand, /) -> "Plan":
-        """Return this plan, or the one without codecs if theirs is not the kind of error that a reader can take.
-
-        Args:
-            demand: of backward, for the tensor.
+        """Return this plan, or the one without codecs if theirs is not the kind of error that backward can take.
 
         >>> from tensorstash.codecs import Affine, AsType
         >>> Plan((Affine(),)).within("relative").keeps, Plan((AsType(dtype="bfloat16"),)).within("relative").keeps
@@ -102,8 +94,7 @@ class Plan:
         """Return the plan that does this and then the other.
 
         Raises:
-            PlanError: the other's codecs cannot follow this one's, or the payload would be worked on, or brought back
-                to a faster tier, after it went to disk.
+            PlanError: the other's codecs cannot follow this one's, or come behind a disk, or its tier is faster.
         """
         if other.keeps:
             return self

@@ -1,7 +1,7 @@
 """The composition of policies: each continues the plan of those before it; chains are checked when built."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache, reduce
 from itertools import combinations, product
@@ -27,8 +27,7 @@ _REMEMBERED_POLICIES = 256
 class Policy(ABC):
     """A policy that composes with ``|``.
 
-    A policy of a third party is a frozen dataclass that implements :meth:`extend`, usually as one call of
-    :func:`append`. Thread-safe, since nothing changes.
+    A policy of a third party is a frozen dataclass that implements :meth:`extend`, usually by :func:`append`.
 
     >>> from tensorstash.policies import DiskSpill, Quantize
     >>> Quantize(4) | DiskSpill("/nvme", budget="2 GiB")  # doctest: +ELLIPSIS
@@ -44,8 +43,8 @@ class Policy(ABC):
         """Return the plan that does ``plan`` and then the steps of this policy; pure.
 
         Args:
-            plan: of the policies before this one for the same tensor; ``Plan()`` if there are none.
-            spec: the saved tensor itself, before any codec; selectors look at this.
+            plan: of the policies before this one for the same tensor.
+            spec: the saved tensor itself, before any codec.
 
         Raises:
             PlanError: this policy cannot follow that plan; found when a chain is built.
@@ -76,9 +75,8 @@ class Chain(Policy):
     """One policy after another, each on the result of those before it.
 
     A step that has nothing to do for a tensor is skipped: an int64 index passes ``Quantize`` untouched and is still
-    spilled by the step after it. Chains within chains are flattened. A chain is refused if one of its steps would be
-    left with nothing to do for every tensor by a step before it, or would work on a payload that is on disk already;
-    selectors are not asked for that, so that each choice of a ``Route`` has to fit.
+    spilled by the step after it. Chains within chains are flattened. A chain is refused if a step can do nothing, for
+    any tensor, behind one before it, or would work on a payload on disk; each choice of a ``Route`` has to fit.
 
     Args:
         steps: policies in the order of packing; without any, tensors are kept.
@@ -110,12 +108,7 @@ class Chain(Policy):
 
 
 def append(
-    plan: Plan,
-    spec: TensorSpec,
-    *,
-    codecs: Iterable[Codec] = (),
-    store: StoreConfig | None = None,
-    reason: str = "",
+    plan: Plan, spec: TensorSpec, *, codecs: Iterable[Codec] = (), store: StoreConfig | None = None, reason: str = ""
 ) -> Plan:
     """Return the plan that does ``plan``, then the codecs that accept the result so far, then the store.
 
@@ -127,15 +120,15 @@ def append(
         reason: why, should nothing be done for this tensor.
 
     Raises:
-        PlanError: a codec would have to work on a payload that is on disk already, or the payload would move to a
-            faster tier, or from one disk store to another.
+        PlanError: a codec behind a disk, or a payload that would move to a faster tier or another disk.
 
     >>> from tensorstash.codecs import PackBits, Zstd
     >>> append(Plan(), PROBES[1], codecs=(PackBits(), Zstd(level=3)))  # PROBES[1] is int8
     Plan(codecs=(Zstd(level=3, shuffle=False),), store=None, reason='')
     """
-    plan = _making_way(plan, spec, tuple(codecs))
-    fitting = tuple(_fitting(plan, spec, tuple(codecs)))
+    codecs = tuple(codecs)
+    plan = _making_way(plan, spec, codecs)
+    fitting = tuple(_fitting(plan, spec, codecs))
     here = plan.store
     if here is not None and store is not None and here.tier == store.tier == "disk" and here != store:
         raise PlanError(f"the payload is on disk already, in {here!r}")
@@ -155,19 +148,15 @@ def _making_way(plan: Plan, spec: TensorSpec, codecs: tuple[Codec, ...]) -> Plan
 
 
 def _fitting(plan: Plan, spec: TensorSpec, codecs: tuple[Codec, ...]) -> Iterator[Codec]:
-    if not codecs:
-        return
-    at = spec.dense()
+    at, are_bytes = spec.dense(), False
     for codec in plan.codecs:
-        at = codec.encoded_spec(at)
-    are_bytes = bool(plan.codecs) and plan.codecs[-1].kind.endswith("->bytes")
+        at, are_bytes = codec.encoded_spec(at), codec.kind.endswith("->bytes")
     for codec in codecs:
         if plan.codecs and getattr(codec, "gives_way", False):
             continue
         if (codec.kind == "bytes->bytes" or not are_bytes) and codec.accepts(at):
             yield codec
-            at = codec.encoded_spec(at)
-            are_bytes = codec.kind.endswith("->bytes")
+            at, are_bytes = codec.encoded_spec(at), codec.kind.endswith("->bytes")
 
 
 def extend(policy: HookPolicy, plan: Plan, spec: TensorSpec) -> Plan:
@@ -178,35 +167,26 @@ def extend(policy: HookPolicy, plan: Plan, spec: TensorSpec) -> Plan:
     return append(plan, spec, codecs=part.codecs, store=part.store, reason=part.reason)
 
 
-def require_policy(value: object, *, path: str) -> None:
-    """Check that a value is a policy.
-
-    Args:
-        value: anything.
-        path: where the value stands, for the message, such as ``"route.otherwise"``.
-
-    Raises:
-        ConfigError: it is not; the message has the spelling for a class, a codec or a store.
-    """
+def require_policy(value: object, *, path: str) -> HookPolicy:
+    """Return a policy; any other value is a ConfigError with its path, such as ``"route.otherwise"``, and the cure."""
+    got, cure = repr(value), "a policy such as CpuOffload() or 'disk_spill'"
     if isinstance(value, type):
-        raise ConfigError(f"{path}: got the class {value.__name__}, expected a policy such as {value.__name__}()")
-    if isinstance(value, Policy | HookPolicy):
-        return
-    if isinstance(value, Codec):
-        raise ConfigError(f"{path}: got the codec {value!r}, expected a policy; write Encode({value!r})")
-    if isinstance(value, StoreConfig):
-        raise ConfigError(f"{path}: got the store {value!r}, expected a policy; write StoreIn({value!r})")
-    if isinstance(value, list | tuple):
-        raise ConfigError(f"{path}: got {value!r}, expected one policy; join the steps by |, or by Chain((...))")
-    raise ConfigError(f"{path}: got {value!r}, expected a policy such as CpuOffload()")
+        got, cure = f"the class {value.__name__}", f"a policy such as {value.__name__}()"
+    elif isinstance(value, HookPolicy):
+        return value
+    elif isinstance(value, Codec):
+        got, cure = f"the codec {value!r}", f"a policy; write Encode({value!r})"
+    elif isinstance(value, StoreConfig):
+        got, cure = f"the store {value!r}", f"a policy; write StoreIn({value!r})"
+    elif isinstance(value, list | tuple):
+        cure = "one policy; join the steps by |, or by Chain((...))"
+    elif isinstance(value, Mapping):
+        got, cure = "a dictionary", "a policy; pass tensorstash.from_dict(...) of it"
+    raise ConfigError(f"{path}: got {got}, expected {cure}")
 
 
 def built(policy: str, build: Callable[[], T]) -> T:
-    """Return the result of ``build``: a codec or store, which judges the values that a policy hands on to it.
-
-    Raises:
-        ConfigError: its own, with the name of the policy in front.
-    """
+    """Return the codec or store that ``build`` makes of a policy's values; its errors name the policy."""
     try:
         return build()
     except ConfigError as error:

@@ -1,7 +1,7 @@
 """The policy that runs cheap operations again in backward."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from tensorstash.errors import ConfigError
 from tensorstash.policies.plan import Plan, Rebuilding
@@ -9,25 +9,9 @@ from tensorstash.policies.policy import Policy
 from tensorstash.registry import did_you_mean, names
 from tensorstash.spec import TensorSpec
 
-RULES = (
-    "add",
-    "batch_norm",
-    "cast",
-    "clone",
-    "dropout",
-    "embedding",
-    "gelu",
-    "glu",
-    "layer_norm",
-    "masks",
-    "mul",
-    "narrow",
-    "relu",
-    "silu",
-)
+_NAMES = "add batch_norm cast clone dropout embedding gelu glu layer_norm masks mul narrow relu silu"
+RULES = tuple(_NAMES.split())
 """The rules that are built in; each backend has those that its framework can follow."""
-
-DEPTH = 8
 
 
 @dataclass(frozen=True)
@@ -37,39 +21,34 @@ class Recompute(Policy):
     All other tensors are left to the steps of the chain behind this one. Under a lossy step, only tensors made of
     parameters and of exact tensors are made again, so that no error is ever widened.
 
-    The first tensor of a kind is made again at once, and stored if it is not equal to the bit. All others are compared
-    whole when backward needs them: a difference is a :class:`~tensorstash.errors.StashError`, and its kind is stored
-    from then on.
+    The first tensor of a kind is made again at once, and its kind is stored if it is not equal to the bit. All others
+    are compared whole when backward needs them: a difference is a :class:`~tensorstash.errors.StashError`.
 
     Args:
         ops: names of the rules to use, of :data:`RULES` or of plug-ins; None for all.
         depth: most operations that are run one after the other for one tensor, 1 or more.
-        verify: ``"first"``, or ``"always"`` to make every tensor again at once and compare it, for tests.
 
     Raises:
         ConfigError: a value is none of these.
 
     >>> from tensorstash.policies import DiskSpill
     >>> Recompute(ops=("gelu", "cast")) | DiskSpill()  # doctest: +ELLIPSIS
-    Chain(steps=(Recompute(ops=('gelu', 'cast'), depth=8, verify='first'), DiskSpill(...)))
+    Chain(steps=(Recompute(ops=('gelu', 'cast'), depth=8), DiskSpill(...)))
     """
 
     name: ClassVar[str] = "recompute"
     ops: str | tuple[str, ...] | None = None
     _: KW_ONLY
-    depth: int = DEPTH
-    verify: Literal["first", "always"] = "first"
+    depth: int = 8
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ops", _ops(self.ops))
         if isinstance(self.depth, bool) or not isinstance(self.depth, int) or self.depth < 1:
             raise ConfigError(f"recompute.depth: got {self.depth!r}, expected a number of operations, 1 or more")
-        if self.verify not in ("first", "always"):
-            raise ConfigError(f"recompute.verify: got {self.verify!r}, expected 'first' or 'always'")
 
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
         ops = None if self.ops is None else frozenset((self.ops,) if isinstance(self.ops, str) else self.ops)
-        return plan.then(Plan(rebuilding=Rebuilding(ops, self.depth, self.verify)))
+        return plan.then(Plan(rebuilding=Rebuilding(ops, self.depth)))
 
 
 def _ops(ops: object) -> str | tuple[str, ...] | None:

@@ -1,4 +1,7 @@
-"""Selectors of saved tensors: frozen predicates over their specs, combined with ``&``, ``|`` and ``~``."""
+"""Selectors of saved tensors: frozen predicates over their specs, combined with ``&``, ``|`` and ``~``.
+
+A value that a selector cannot take is a :class:`~tensorstash.errors.ConfigError` when it is built.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -42,9 +45,6 @@ class MinBytes(Predicate):
 
     Args:
         size: bytes, or text such as ``"1 MiB"``.
-
-    Raises:
-        ConfigError: the size is neither.
     """
 
     name: ClassVar[str] = "min_bytes"
@@ -62,10 +62,7 @@ class Dtypes(Predicate):
     """Tensors of one of these element types.
 
     Args:
-        names: one dtype name or several, such as ``"bfloat16"`` or ``("int64", "bool")``.
-
-    Raises:
-        ConfigError: a name is not in :data:`~tensorstash.spec.DTYPES`, or there is none.
+        names: one name of :data:`~tensorstash.spec.DTYPES` or several, such as ``("int64", "bool")``.
     """
 
     name: ClassVar[str] = "dtypes"
@@ -99,9 +96,6 @@ class Devices(_Named):
     Args:
         patterns: one shell-style pattern or several, such as ``"cuda"``, ``"gpu:0"`` or ``("cuda:[01]", "xpu*")``.
 
-    Raises:
-        ConfigError: there is no pattern, or one is not text.
-
     >>> spec = TensorSpec((2,), (1,), 0, "float32", "cuda:0")
     >>> Devices("cuda").accepts(spec), Devices("cuda:1").accepts(spec)
     (True, False)
@@ -123,9 +117,6 @@ class ModuleNames(_Named):
         patterns: one shell-style pattern or several, such as ``"encoder"`` or ``("layers.[0-5]", "*.mlp")``; letter
             case counts, and ``*`` also matches dots.
 
-    Raises:
-        ConfigError: there is no pattern, or one is not text.
-
     >>> spec = TensorSpec((2,), (1,), 0, "float32", "cpu", module="layers.1.mlp.up")
     >>> [ModuleNames(pattern).accepts(spec) for pattern in ("layers.1", "*.mlp", "layer", "up")]
     [True, True, False, False]
@@ -145,24 +136,16 @@ class _Combined(Predicate):
     of: tuple[Selector, ...]
 
     def __post_init__(self) -> None:
-        path = f"{self.name}.of"
         if not isinstance(self.of, tuple | list):
-            raise ConfigError(f"{path}: got {self.of!r}, expected a tuple of selectors")
+            raise ConfigError(f"{self.name}.of: got {self.of!r}, expected a tuple of selectors")
         for place, selector in enumerate(self.of):
-            require_selector(selector, path=f"{path}[{place}]")
+            require_selector(selector, path=f"{self.name}.of[{place}]")
         object.__setattr__(self, "of", tuple(self.of))
 
 
 @dataclass(frozen=True)
 class All(_Combined):
-    """Tensors that every one of these selectors accepts; without any, all tensors.
-
-    Args:
-        of: selectors.
-
-    Raises:
-        ConfigError: one of them is not a selector.
-    """
+    """Tensors that every one of these selectors accepts; without any, all tensors."""
 
     name: ClassVar[str] = "all"
 
@@ -172,7 +155,7 @@ class All(_Combined):
 
 @dataclass(frozen=True)
 class Any(_Combined):
-    """Tensors that at least one of these selectors accepts; without any, no tensor. As :class:`All` otherwise."""
+    """Tensors that at least one of these selectors accepts; without any, no tensor."""
 
     name: ClassVar[str] = "any"
 
@@ -182,14 +165,7 @@ class Any(_Combined):
 
 @dataclass(frozen=True)
 class Not(Predicate):
-    """Tensors that the selector does not accept.
-
-    Args:
-        selector: to negate.
-
-    Raises:
-        ConfigError: it is not a selector.
-    """
+    """Tensors that the selector does not accept."""
 
     name: ClassVar[str] = "not"
     selector: Selector
@@ -202,15 +178,7 @@ class Not(Predicate):
 
 
 def require_selector(value: object, *, path: str) -> None:
-    """Check that a value is a selector.
-
-    Args:
-        value: anything.
-        path: where the value stands, for the message, such as ``"route.rules[0].when"``.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Raise ConfigError if a value is no selector, with its path, such as ``"rule.when"``."""
     if isinstance(value, type):
         raise ConfigError(f"{path}: got the class {value.__name__}, expected an instance such as MinBytes('1 MiB')")
     # A codec also has a name and tells whether it accepts a spec.
@@ -223,15 +191,7 @@ def _operands(combined: type[All] | type[Any], selector: Selector) -> tuple[Sele
 
 
 def texts_of(values: object, *, path: str) -> tuple[str, ...]:
-    """Return one text or several as a tuple.
-
-    Args:
-        values: a text, or a tuple of them.
-        path: where it stands, for the message.
-
-    Raises:
-        ConfigError: it is neither, or one is empty.
-    """
+    """Return one text or several as a tuple; ConfigError with their path if they are neither, or one is empty."""
     texts = (values,) if isinstance(values, str) else values
     if not isinstance(texts, tuple | list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(f"{path}: got {values!r}, expected a text or a tuple of texts, none of them empty")

@@ -44,7 +44,6 @@ def recomputing_policies(lab: Lab, directory: Path | None = None) -> Mapping[str
         return {}
     policies: dict[str, HookPolicy] = {
         "recompute": Recompute(),
-        "recompute, proved each time": Recompute(verify="always"),
         "recompute | memory": Recompute() | StoreIn(Memory()),
     }
     if directory is not None:

@@ -51,12 +51,11 @@ def test_a_script_is_compared_under_policies_without_a_change(program: str, word
     command = [sys.executable, "-m", "tensorstash", *asked, "--steps", "3", *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=880)
     assert done.returncode == 0, done.stderr
-    _, none, spilled, lossy, *_ = [re.split(r" {2,}", line) for line in done.stdout.splitlines()]
+    _, none, spilled, lossy = [re.split(r" {2,}", line) for line in done.stdout.splitlines()]
     assert [row[0] for row in (none, spilled, lossy)] == ["none", "disk_spill", "quantize:bits=2"]
     assert none[5:] == spilled[5:] == ["equal", "2 of 2 equal"]  # the third step ends the script before it prints
     assert lossy[5] == "differ from step 1 on"
     assert all(int(row[1]) > 50 and float(row[3]) > 0 for row in (none, spilled, lossy))
-    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_script_without_an_optimizer_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,7 +60,7 @@ BUILT = {**MODELS, "swiglu": swiglu, "mlp": mlp}
 def test_gradients_are_bitwise_those_without_hooks(name):
     _, _, gradients = prepared(BUILT[name])
     expected = gradients(nullcontext())
-    for policy in (ts.Recompute(), ts.Recompute() | ts.Compress(min_ratio=1), ts.Recompute(verify="always")):
+    for policy in (ts.Recompute(), ts.Recompute() | ts.Compress(min_ratio=1)):
         around = stash(policy)
         for _ in range(2):
             assert gradients(around) == expected
