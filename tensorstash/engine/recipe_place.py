@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from tensorstash.abilities.recipes import Leaf, Producers, Recipe
-from tensorstash.engine.content import Content, State
+from tensorstash.engine.content import Content
 from tensorstash.engine.handle import SessionState
 from tensorstash.errors import StashError, TensorStashError, is_out_of_memory
 from tensorstash.host.budget import Lease
@@ -194,13 +194,13 @@ class RecipeContent(Content):
             probe = None if self._is_alone else place.backend.version_probe(source)
             self.digest = place.producers.digest(source)
             self._check(source)
-            self._probe, self.state = probe, State.STORED
+            self._probe = probe
         except TensorStashError as error:
-            self.state = self._fail(error)
+            self._fail(error)
         except Exception as error:
             if is_out_of_memory(error):  # a full device has no room for a digest: the tensor stays
                 return
-            self.state = self._fail(self._unreadable(source, error))
+            self._fail(self._unreadable(source, error))
         self.alias = None
 
     def is_still(self, tensor: Any) -> bool:

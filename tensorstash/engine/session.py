@@ -110,7 +110,7 @@ class Session(Generic[T]):
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
         # Where every tensor is kept, their sum is all there is to say about them.
         self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
-        self.places = Places(policy, backend, ledger, self.adviser, self.transfers, min_away_bytes, self.state.learned)
+        self.places = Places(policy, backend, ledger, self.adviser, self.transfers, min_away_bytes)
         self.regions: dict[str, Region] = {}
         """The blocks of a model that may be computed again, by name."""
         self._border = None if budget is None else Border(self.regions, backend.streams, may_send=not only_keeps)
@@ -313,7 +313,7 @@ class Session(Generic[T]):
             if content is None:
                 shared = None if spec.order.is_dense else place.shared_memory
                 span = None if shared is None else stretch.span((token, version), spec, shared)
-                reading = Reading() if residency is not None and not place.is_lossless else None
+                reading = Reading(state.learned) if residency is not None and not place.is_lossless else None
                 probe = None if source is None else backend.version_probe(tensor)
                 source = backend.detached(tensor) if source is None else source
                 counted = self.sender.ahead, state.prefetcher.readers, token, stretch.count, record, span, reading
