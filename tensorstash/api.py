@@ -17,7 +17,6 @@ from tensorstash.config import walk
 from tensorstash.config.reading import policy_of
 from tensorstash.config.settings import judge_variable
 from tensorstash.engine.memory import budget_of
-from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError, say
@@ -361,7 +360,6 @@ def _session(
     limits: Limits,
     caller: str,
 ) -> Session[Any]:
-    remakes = any(plan.rebuilding for plan in policy.alternatives())
     return Session(
         policy,
         backend,
@@ -369,7 +367,6 @@ def _session(
         min_away_bytes=MIN_AWAY_BYTES if min_bytes is None else {},
         budget=budget_of(budget, f"{caller}.budget"),
         limits=limits_of(limits, caller),
-        new_recomputer=Recomputer if remakes else None,
     )
 
 

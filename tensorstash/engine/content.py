@@ -1,8 +1,7 @@
-"""One saved block of memory: its state, its way into a place, and its way back."""
+"""One saved block of memory: its way into a place, and its way back."""
 
 import threading
 from collections.abc import Hashable
-from enum import Enum
 from functools import partial
 from typing import Any, ClassVar
 from weakref import ref
@@ -12,9 +11,9 @@ import numpy as np
 from tensorstash.engine.ladder import Record
 from tensorstash.engine.place import Place, Stored
 from tensorstash.engine.readers import Reading
-from tensorstash.engine.shared_span import Rebuilt, SharedSpan, memory_of
+from tensorstash.engine.shared_span import SharedSpan
 from tensorstash.errors import CodecError, SlotGoneError, StashError, StoreError, TensorStashError, modified
-from tensorstash.host.arrays import borrowed, lender
+from tensorstash.host.arrays import Array, borrowed, lender
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.workers import Future, Workers
 from tensorstash.spec import TensorSpec
@@ -23,15 +22,10 @@ _FEW = 4
 """A payload that is so many times smaller than its tensor is read in about the time that decoding it takes."""
 
 
-class State(Enum):
-    """The state of a content."""
+Rebuilt = tuple[Any, TensorSpec, int, Array]
+"""A tensor that was handed out and may be again, as long as nobody has written into it.
 
-    RESIDENT = "in the memory of the saved tensor"
-    CAPTURING = "on its way into its place"
-    STORED = "in its place"
-    LOADING = "on its way back, ahead of the request"
-    LOADED = "back, for others that will ask"
-    FAILED = "lost on its way into its place"
+Shares memory and version with the one that was handed out; its layout and version; the memory unless it was copied."""
 
 
 class Content:
@@ -46,7 +40,8 @@ class Content:
     several operations. Where backward kernels do not write into unpacked tensors, these share one tensor, as they do
     without hooks; an operation that may write into it gets a tensor of its own.
 
-    Nothing here blocks or takes a lock while it is destroyed: it may die in the garbage collector.
+    It is resident while :attr:`alias` is set, in its place once :attr:`stored` is, on its way back or loaded while
+    it has a :attr:`lease`. Nothing here blocks or takes a lock while it is destroyed: it may die in the collector.
 
     Args:
         place: where its bytes go, and how they come back.
@@ -64,10 +59,9 @@ class Content:
     """
 
     __slots__ = (
-        "__weakref__", "_ahead", "_data", "_error", "_is_alone", "_lease", "_loading", "_lock", "_probe",
-        "_readers", "_rebuilt", "_stored", "_stream", "_transfers", "_uses", "_version", "alias", "index", "is_private",
-        "is_quick", "loaded_nbytes", "loses", "nbytes", "place", "reading", "record", "span", "spec", "state", "token",
-        "users",
+        "__weakref__", "_ahead", "_data", "_error", "_is_alone", "_loading", "_lock", "_probe", "_readers", "_rebuilt",
+        "_stream", "_transfers", "_uses", "_version", "alias", "index", "is_private", "is_quick", "lease",
+        "loaded_nbytes", "loses", "nbytes", "place", "reading", "record", "span", "spec", "stored", "token", "users",
     )  # fmt: skip
 
     is_streamed: ClassVar[bool] = False
@@ -90,7 +84,6 @@ class Content:
         span: SharedSpan | None = None,
         reading: Reading | None = None,
     ) -> None:
-        self.state = State.RESIDENT
         self.place = place
         self.alias = source
         """The source, whatever its version is; None once the bytes are captured."""
@@ -115,12 +108,13 @@ class Content:
         self.loaded_nbytes = self.nbytes if span is None else 2 * self.nbytes
         """Bytes that it takes when it is back: with memory to share it is copied there, and takes twice as much."""
         self._lock = threading.Lock()
-        self._stored: Stored | None = None
+        self.stored: Stored | None = None
         self._error: TensorStashError | None = None
         self._loading: Future[Any] | None = None
         self._data: Any = None
         self._rebuilt: Rebuilt | None = None
-        self._lease: Lease | None = None  # of the bytes that are held decoded
+        self.lease: Lease | None = None
+        """Of the bytes that are held loaded, or will be."""
 
     @property
     def is_large(self) -> bool:
@@ -147,7 +141,6 @@ class Content:
         source, place = self.alias, self.place
         if source is None:
             return
-        self.state = state = State.CAPTURING
         try:
             probe = self._probe if self.is_private or self._is_alone else place.backend.version_probe(source)
             stored = place.capture(source, self.spec, private=self.is_private)
@@ -155,31 +148,27 @@ class Content:
                 next(place.ledger.declined[self.spec.nbytes])
                 if self.record is not None:
                     self.record.was_stored(self.spec.nbytes)
-                self.state = State.RESIDENT
                 return
             self._check(source if self._is_alone else probe)
             self._probe = probe
-            state = self._keep(stored)
+            self._keep(stored)
         except TensorStashError as error:
-            state = self._fail(error)
+            self._fail(error)
         except Exception as error:
-            state = self._fail(self._unreadable(source, error))
-        self.state = state
+            self._fail(self._unreadable(source, error))
         # Last: a reader that sees no source takes the slot or the error.
         self.alias = None
 
-    def _keep(self, stored: Stored) -> State:
-        self._stored = stored
+    def _keep(self, stored: Stored) -> None:
+        self.stored = stored
         self.is_quick |= not self.is_streamed and stored.nbytes * _FEW <= self.nbytes
         payload = stored, stored.nbytes, self.spec
         left_bytes = self.place.ledger.stored(self.place.tier, [payload], stored.seconds)
         if self.record is not None:
             self.record.was_stored(left_bytes)
-        return State.STORED
 
-    def _fail(self, error: TensorStashError) -> State:
+    def _fail(self, error: TensorStashError) -> None:
         self._error = error.again()
-        return State.FAILED
 
     def _unreadable(self, source: Any, error: Exception) -> StashError:
         is_array = isinstance(source, np.ndarray)  # copied to the host where it was saved
@@ -188,11 +177,7 @@ class Content:
 
     @property
     def source(self) -> Any:
-        """The source; None once the bytes are captured.
-
-        Raises:
-            SavedTensorModifiedError: the saved tensor was modified in place since it was saved.
-        """
+        """The source, unless the saved tensor was modified in place; None once the bytes are captured."""
         source = self.alias
         if source is not None:
             self._check(self._probe if self.is_private else source)
@@ -203,9 +188,6 @@ class Content:
 
         Args:
             watched: an object that shares the tensor's version; None where later changes do no harm.
-
-        Raises:
-            SavedTensorModifiedError: it has.
         """
         if watched is not None:
             version = self.place.backend.version(watched)
@@ -249,14 +231,13 @@ class Content:
     def prefetch(self) -> bool:
         """Start reading on another thread; return False if the budget has no room for the result."""
         with self._lock:
-            if self._lease is None:
-                self._lease = self._ahead.try_acquire(self.loaded_nbytes)
-                if self._lease is None:
+            if self.lease is None:
+                self.lease = self._ahead.try_acquire(self.loaded_nbytes)
+                if self.lease is None:
                     return False
-                assert self._stored is not None, "asked to read a content that was never stored"
+                assert self.stored is not None, "asked to read a content that was never stored"
                 # Weakly: work that waits in a queue must not keep the slot.
-                self._loading = self._readers.submit(partial(_load, self.place, ref(self._stored)))
-                self.state = State.LOADING
+                self._loading = self._readers.submit(partial(_load, self.place, ref(self.stored)))
         return True
 
     def drop(self) -> None:
@@ -265,7 +246,7 @@ class Content:
         if loading is not None and not loading.cancel():
             return  # it is under way, for somebody who asks
         with self._lock:
-            if self._lease is not None and self._loading is loading:
+            if self.lease is not None and self._loading is loading:
                 self._loading = None
                 self._let_go()
 
@@ -277,12 +258,7 @@ class Content:
         return room_bytes
 
     def restore(self, spec: TensorSpec) -> Any:
-        """Return a tensor of the given layout that the graph does not know yet.
-
-        Raises:
-            SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
-            StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
-        """
+        """Return a tensor of the given layout that the graph does not know yet."""
         if self._error is not None or self._probe is not None:
             self.raise_failure()
         place = self.place
@@ -292,16 +268,18 @@ class Content:
                 return place.relaid(rebuilt[0], rebuilt[1], spec)
         data, lease = self._load()
         tensor = place.rebuild(data, spec, self.span)
-        if self._lease is not None:  # others need it, too
-            with self._lock:
-                if self._lease is not None and self._data is None:
-                    backend = place.backend
-                    memory = memory_of(data, self.span)
-                    alias = backend.detached(tensor)
-                    self._rebuilt = alias, spec, backend.version(tensor), memory
-                    return place.relaid(alias, spec, spec)
+        if self.lease is None and lease is None:
+            return tensor
+        shared = None if self.span is None else self.span.memory()
+        memory = lender(data) if shared is None else shared
+        with self._lock:
+            if self.lease is not None and self._data is None:  # others need it, too
+                backend = place.backend
+                alias = backend.detached(tensor)
+                self._rebuilt = alias, spec, backend.version(tensor), memory
+                return place.relaid(alias, spec, spec)
         if lease is not None:  # it is in the hands of backward
-            lease.follow(lender(data) if self.span is None else memory_of(data, self.span), self.nbytes)
+            lease.follow(memory, self.nbytes)
         return tensor
 
     def _reuse(self) -> Rebuilt | None:
@@ -336,24 +314,22 @@ class Content:
         with self._lock:
             self._uses += may_hold
             if may_hold and self._uses % self.users and not self.place.is_at_hand:
-                if self._lease is None:
-                    self._lease = self._ahead.try_acquire(self.loaded_nbytes)
-                if self._lease is not None:
-                    self.state = State.LOADED
+                if self.lease is None:
+                    self.lease = self._ahead.try_acquire(self.loaded_nbytes)
+                if self.lease is not None:
                     if not self.place.backend.backward_writes:
                         return data, None  # which becomes a tensor for all of them
                     self._data = data
                     return borrowed(data), None
-            lease, self._lease, self._data, self._rebuilt = self._lease, None, None, None
-            self.state = State.STORED
+            lease, self.lease, self._data, self._rebuilt = self.lease, None, None, None
             return data, lease
 
     def _decode(self) -> Any:
         """Return the decoded bytes, by way of a thread that can be given up if the store may hang."""
-        assert self._stored is not None, "asked to read a content that was never stored"
+        assert self.stored is not None, "asked to read a content that was never stored"
         if not self.place.may_hang:
-            return self.place.load(self._stored)
-        data = self._read(self._readers.submit(partial(_load, self.place, ref(self._stored))))
+            return self.place.load(self.stored)
+        data = self._read(self._readers.submit(partial(_load, self.place, ref(self.stored))))
         if data is None:
             raise StoreError(f"{self.place.label}: the thread that read {self.nbytes} bytes was killed")
         return data
@@ -376,9 +352,7 @@ class Content:
 
     def _let_go(self) -> Lease | None:
         """Forget the decoded bytes, under the lock; return its bytes."""
-        lease, self._lease, self._data, self._rebuilt = self._lease, None, None, None
-        if self._stored is not None:
-            self.state = State.STORED
+        lease, self.lease, self._data, self._rebuilt = self.lease, None, None, None
         return lease
 
 

@@ -8,7 +8,7 @@ from tensorstash.engine.advice import Adviser
 from tensorstash.engine.content import Content
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.prefetch import Prefetcher
-from tensorstash.engine.readers import Learned, learn
+from tensorstash.engine.readers import Learned
 from tensorstash.engine.residency import Residency
 from tensorstash.engine.stretch import Stretch
 from tensorstash.errors import StashError, modified
@@ -130,7 +130,7 @@ class SessionState:
         demand = None if kind is None or self.running_demand is None else self.running_demand(handle)
         if reading is None or demand is None:
             return
-        learn(self.learned, kind, demand)
+        reading.learn(demand)
         if reading.trusts_learned and place.plan.within(demand) != place.plan:
             raise StashError(
                 f"{place.label}: backward needs the tensor exactly, and did not in the "

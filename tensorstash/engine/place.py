@@ -1,12 +1,12 @@
 """The place of a content that is not resident, and its way there and back.
 
 Kernels run where the tensor is while each codec has one; then the payload is transferred to the host, once and never
-back, and the other codecs and the store work on it there. A place serves all tensors of one kind.
+back, and the other codecs and the store work on it there.
 """
 
 import errno
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
@@ -15,13 +15,13 @@ import numpy as np
 from tensorstash.abilities import Backend, Layouts, SupportsGraph, SupportsSharedMemory
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.shared_span import SharedSpan
-from tensorstash.engine.stages import device_stages, host_stages
+from tensorstash.engine.stages import Stages
 from tensorstash.engine.transfers import Transfers
 from tensorstash.errors import CorruptDataError, StashError, StoreError
 from tensorstash.host.arrays import Array, adopted, as_bytes, borrowed, copied, is_private
 from tensorstash.host.checksum import checksum
 from tensorstash.policies.plan import Plan
-from tensorstash.protocols import Slot, Store, StoreConfig
+from tensorstash.protocols import Slot, Store
 from tensorstash.spec import TensorSpec, contiguous_strides
 from tensorstash.stores.memory import Memory
 
@@ -35,6 +35,7 @@ _SHORT_BYTES = 8 * 2**20
 """Up to here a quick codec takes about as long as to hand the work to a thread."""
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Stored:
     """A payload in its place; owns the slot, which is free when this is dropped.
 
@@ -46,16 +47,11 @@ class Stored:
         seconds: that it took to put them there.
     """
 
-    __slots__ = ("__weakref__", "digest", "nbytes", "seconds", "slot", "store")
-
-    def __init__(
-        self, store: Store | None, slot: Slot, nbytes: int, digest: int | None = None, seconds: float = 0.0
-    ) -> None:
-        self.store = store
-        self.slot = slot
-        self.nbytes = nbytes
-        self.digest = digest
-        self.seconds = seconds
+    store: Store | None
+    slot: Slot
+    nbytes: int
+    digest: int | None = None
+    seconds: float = 0.0
 
     def __del__(self) -> None:
         if self.store is not None:
@@ -72,8 +68,7 @@ class Place:
         plan: codecs to run, and a store.
         spec: of the tensors, as their policy was asked about them.
         backend: the framework's adapter.
-        config: the plan's store, or memory where it names none.
-        store: opened from ``config``.
+        store: opened from the plan's, or memory where it names none.
         ledger: counts stages and payloads.
         transfers: of the session; None where nothing is transferred beside the computation.
         number: the same for all places of a session that have the same plan.
@@ -84,23 +79,23 @@ class Place:
         plan: Plan,
         spec: TensorSpec,
         backend: Backend[Any],
-        config: StoreConfig,
         store: Store,
         ledger: Ledger,
-        transfers: Transfers | None,
-        number: int,
+        transfers: Transfers | None = None,
+        number: int = 0,
     ) -> None:
         self.plan, self.backend, self.ledger, self.number, self.store = plan, backend, ledger, number, store
         self.saved, self.spec = spec, spec.dense()
         """Of the tensors, as their policy was asked about them, and of their elements."""
+        config = plan.store or Memory()
         parts: tuple[Any, ...] = (*plan.codecs, config)
         labels = [f"stage {i} of {len(parts)} ({part!r}), tensor {spec}" for i, part in enumerate(parts, start=1)]
         self.label = labels[-1]
         """Its name in messages."""
-        self.kernels = kernels = device_stages(backend, plan.codecs, self.spec, labels[:-1], ledger)
+        self.kernels = kernels = Stages(plan.codecs, self.spec, labels[:-1], ledger, backend)
         """Of codecs that run where the tensor is."""
         codecs = plan.codecs[len(kernels) :]
-        self.stages = stages = host_stages(codecs, kernels.result, labels[len(kernels) : -1], ledger)
+        self.stages = stages = Stages(codecs, kernels.result, labels[len(kernels) : -1], ledger)
         """Codecs that run on the host."""
         self.is_at_hand = plan.store is None and bool(kernels) and not codecs and spec.device != "cpu"
         """Whether the payload stays on its device, so that nothing loaded is worth holding."""
@@ -111,7 +106,9 @@ class Place:
             self.numbers = ledger.tier(config.tier)
         self.is_lossless, self.runs_kernels, self._has_stages = plan.is_lossless, bool(kernels), bool(stages)
         self._trusts_store = getattr(store, "verifies", False)
-        self._declines = bool(stages) and stages.may_pass_on and store.retains
+        result = stages.result
+        may_pass_on = result.shape == (-1,) or result.nbytes == kernels.result.nbytes  # its length need not change
+        self._declines = bool(stages) and may_pass_on and store.retains
         self.is_costly = not self.is_at_hand and (bool(stages) or self.tier != "memory")
         """Whether it takes longer to load than a copy does."""
         self.may_hang = self.tier not in ("memory", "device")
@@ -143,16 +140,10 @@ class Place:
         """Run the codecs on a tensor of ``spec``, or its elements, and store the result.
 
         Args:
-            source: the tensor.
-            spec: its spec.
             private: whether nobody else has the tensor, so that its memory may become the payload.
 
         Returns:
             The stored payload; None if the codecs have passed on borrowed memory as it is, which stays there.
-
-        Raises:
-            CodecError: a codec or a kernel raised, or returned something its ``encoded_spec`` does not announce.
-            StoreError: the store could not take the payload.
         """
         if self.runs_kernels:
             source = self.launch(source, spec)
@@ -196,15 +187,7 @@ class Place:
         return transferred if stored is None else twin.load(stored)
 
     def load(self, stored: Stored) -> Any:
-        """Return the input of :meth:`rebuild`: an array, or the payload itself if it has stayed on its device.
-
-        Args:
-            stored: result of :meth:`capture`.
-
-        Raises:
-            CodecError: a codec raised, or returned something of another shape or dtype than went in.
-            StoreError: the store could not give the payload back.
-        """
+        """Return the input of :meth:`rebuild`: an array, or the payload itself if it has stayed on its device."""
         if self.is_at_hand:
             return stored.slot
         started = perf_counter()
@@ -226,9 +209,6 @@ class Place:
             data: from :meth:`load`; memory of a writable array may be adopted.
             spec: any layout of the same block of memory.
             span: memory to share with other contents.
-
-        Raises:
-            CodecError: a kernel raised, or returned something of another shape or dtype than went in.
         """
         if span is not None:
             return span.rebuild(data, spec)
@@ -260,26 +240,13 @@ class Place:
         return self.copy(self.transfers.used_here(tensor, spec.device), spec, spec)
 
     def launch(self, source: Any, spec: TensorSpec) -> Any:
-        """Return the dense elements, or the last kernel's payload, where the tensor is.
-
-        Raises:
-            CodecError: a kernel raised, or returned something its codec's ``encoded_spec`` does not announce.
-        """
+        """Return the dense elements, or the last kernel's payload, where the tensor is."""
         assert self.layouts is not None, "a backend without layouts"
         dense = self.layouts.dense(source, spec)
         return self.kernels.encode(dense) if self.runs_kernels else dense
 
     def assemble(self, launched: Any, spec: TensorSpec, *, adopt: bool) -> Any:
-        """Return a fresh, detached tensor in private memory with the exact layout of ``spec``.
-
-        Args:
-            launched: result of :meth:`launch`.
-            spec: any layout of the same block of memory.
-            adopt: whether its memory may be used for the result.
-
-        Raises:
-            CodecError: a kernel raised, or returned something of another shape or dtype than went in.
-        """
+        """Return a fresh, detached tensor of ``spec`` for a result of :meth:`launch`, whose memory it may ``adopt``."""
         assert self.layouts is not None, "a backend without layouts"
         dense = self.kernels.decode(launched) if self.runs_kernels else launched
         return self.layouts.restored(dense, spec, adopt=adopt or self.runs_kernels)
@@ -289,9 +256,6 @@ class Place:
 
         Where a codec loses something, that is not a copy: whether a tensor was asked for before or after its bytes
         had left must not decide which gradients a program computes.
-
-        Raises:
-            CodecError: a codec or a kernel raised, or returned something its ``encoded_spec`` does not announce.
         """
         if self.is_lossless:
             return self.copy(source, spec, wanted)
@@ -302,9 +266,8 @@ class Place:
     def twin(self) -> "Place":
         """The same place with a store in memory, where nothing is counted."""
         if self._twin is None:
-            here = Memory()
-            plan = replace(self.plan, store=here if self.plan.store is not None else None)
-            self._twin = Place(plan, self.saved, self.backend, here, here.open(), Ledger(), None, 0)
+            plan = self.plan if self.plan.store is None else replace(self.plan, store=Memory())
+            self._twin = Place(plan, self.saved, self.backend, Memory().open(), Ledger())
         return self._twin
 
     def forward(self, source: Any, spec: TensorSpec, wanted: TensorSpec, *, may_give: bool) -> Any:
@@ -316,12 +279,9 @@ class Place:
             wanted: another layout of the same block of memory.
             may_give: whether the reader may have the source itself.
         """
-        if may_give and spec == wanted:
+        if spec == wanted and (may_give or (self.relays is not None and not self.may_write())):
             return source
-        shared = self.relays if self.shares(spec, wanted) else None
-        if shared is None:
-            return self.copy(source, spec, wanted)
-        return source if spec == wanted else shared.relaid(source, spec, wanted)
+        return self.relaid(source, spec, wanted)
 
     def copy(self, source: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
         """Return a copy of a tensor of ``spec``, or its elements, in private memory with the layout of ``wanted``."""
@@ -331,17 +291,14 @@ class Place:
         data = borrowed(source if is_array else self.backend.to_host(source, spec))
         return self.backend.from_host(data.reshape(wanted.dense().shape), wanted)
 
-    def shares(self, spec: TensorSpec, wanted: TensorSpec) -> bool:
-        """Whether the running operation only reads, and ``wanted`` may lie in the memory of a tensor of ``spec``."""
-        is_layout = self.relays is not None and (spec.conj, spec.neg) == (wanted.conj, wanted.neg)
-        return is_layout and not self.may_write()
-
     def relaid(self, tensor: Any, spec: TensorSpec, wanted: TensorSpec) -> Any:
-        """Return a tensor of ``wanted`` in the memory of a rebuilt one of ``spec``, or else a copy of it."""
-        if spec == wanted and not self.may_write():
-            return self.backend.detached(tensor)
-        shared = self.relays if self.shares(spec, wanted) else None
-        return self.copy(tensor, spec, wanted) if shared is None else shared.relaid(tensor, spec, wanted)
+        """Return a tensor of ``wanted`` in the memory of one of ``spec`` if the operation only reads, else a copy."""
+        if not (self.backend.backward_writes or self.may_write()):
+            if spec == wanted:
+                return self.backend.detached(tensor)
+            if self.relays is not None and (spec.conj, spec.neg) == (wanted.conj, wanted.neg):
+                return self.relays.relaid(tensor, spec, wanted)
+        return self.copy(tensor, spec, wanted)
 
     def launched_spec(self, nbytes: int) -> TensorSpec:
         """Return the spec of the result of :meth:`launch` that has so many bytes."""

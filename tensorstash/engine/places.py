@@ -9,7 +9,6 @@ from tensorstash.engine.advice import Adviser
 from tensorstash.engine.content import Content
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.place import Place
-from tensorstash.engine.readers import Learned, guess
 from tensorstash.engine.transfers import Transfers
 from tensorstash.host.allocator import set_for_policies
 from tensorstash.policies.plan import HookPolicy, Plan, Rebuilding
@@ -23,7 +22,6 @@ POLICY = "policy"
 """Why a tensor is kept of which a policy says no more."""
 
 _REMEMBERED = 4096
-
 
 Way = tuple[Rebuilding | None, Place | str]
 """The treatment of tensors of a kind: whether those that can be made again are; the place of others, or why not."""
@@ -39,10 +37,6 @@ class Places:
         adviser: is told where tensors go.
         transfers: brings payloads to the host; None without streams.
         min_away_bytes: smaller tensors are kept rather than sent away, to a ``disk`` or from a ``device``.
-        learned: demands of readers in earlier steps.
-
-    Raises:
-        StoreError: a store the policy may use cannot be opened.
     """
 
     def __init__(
@@ -53,13 +47,9 @@ class Places:
         adviser: Adviser,
         transfers: Transfers | None,
         min_away_bytes: Mapping[str, int],
-        learned: Learned,
     ) -> None:
-        self._min_away_bytes, self._learned = min_away_bytes, learned
-        self._backend = backend
-        self._ledger = ledger
-        self._adviser = adviser
-        self.transfers = transfers
+        self._backend, self._ledger, self._adviser, self.transfers = backend, ledger, adviser, transfers
+        self._min_away_bytes = min_away_bytes
         self.frees_host_memory = False
         """Whether anything leaves host memory, or shrinks in it."""
         self.stores: dict[StoreConfig, Store] = {}
@@ -78,7 +68,7 @@ class Places:
         """Return the treatment of tensors of a new kind, which is known from now on.
 
         Args:
-            kind: all that the answer depends on, hashable.
+            kind: all that the answer depends on.
             policy: to be asked.
             spec: of the tensor.
             demand: of backward.
@@ -100,7 +90,7 @@ class Places:
         if reading is None:
             return True
         is_guess = reading.known < content.users
-        demand = guess(self._learned, reading) if is_guess else reading.demand
+        demand = reading.guess() if is_guess else reading.demand
         place = content.place if demand == "any" else self._within(content.place, demand)
         if isinstance(place, str):
             next(self._ledger.declined[content.spec.nbytes])
@@ -139,8 +129,8 @@ class Places:
             self._numbers.clear()
         if plan not in self._numbers:
             self._numbers[plan] = next(self._next_number)
-        parts = config, self._store(config), self._ledger, self.transfers, self._numbers[plan]
-        place = Place(plan, spec, self._backend, *parts)
+        store, number = self._store(config), self._numbers[plan]
+        place = Place(plan, spec, self._backend, store, self._ledger, self.transfers, number)
         if spec.device != "cpu" and place.transfers is None and place.tier != "device":
             why = "its backend has no streams" if self.transfers is None else self.transfers.why_wait(spec.device)
             self._ledger.waits[spec.device] = why or ""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
-from tensorstash.engine.content import Content, State
+from tensorstash.engine.content import Content
 from tensorstash.engine.stretch import TO_DEVICE, TO_HOST, Stretch
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.pool import POOL
@@ -74,8 +74,8 @@ class Prefetcher:
             expected, known, spare = stretch.expected_next[TO_HOST], stretch.known, None
             while expected:
                 content = known[expected[0]]() if expected[0] in known else None
-                place = None if content is None or content.state is not State.STORED else content.place
-                if content is None or place is None or not place.is_costly or place.is_now:
+                is_away = content is not None and content.stored is not None and content.lease is None
+                if content is None or not is_away or not content.place.is_costly or content.place.is_now:
                     expected.popleft()
                     continue
                 if content.is_quick and self._enough_waits(index):

@@ -9,7 +9,6 @@ _REMEMBERED_KINDS = 4096
 _TELLING = 8
 """Saves from which on two steps with the same sequence are taken to be the same program."""
 
-
 Trail = list[int]
 """The sequence of saved tensors of one entry of a scope: a number that grows with it, and its length. For one thread.
 
@@ -18,11 +17,15 @@ same sequence of tensors, made by the same operations, as in an earlier step, th
 backward of that step hold for each place in it.
 """
 
+Learned = dict[Hashable, Demand]
+"""The demands of readers that were found only when they asked, by kind of content."""
+
 
 class Reading:
     """The readers of one content that codecs may lose something of, as far as these are known."""
 
-    def __init__(self) -> None:
+    def __init__(self, learned: Learned) -> None:
+        self._learned = learned
         self.demand: Demand = "any"
         """The strictest of the readers that are known."""
         self.known = 0
@@ -55,19 +58,13 @@ class Reading:
         (so_far, length), place = self.place
         return (so_far, place) if length >= _TELLING else None
 
+    def guess(self) -> Demand:
+        """Return the demand of the known readers, and of others as in earlier steps."""
+        return strictest((self.demand, self._learned.get(self.kind, "exact"))) or self.demand
 
-Learned = dict[Hashable, Demand]
-"""The demands of readers that were found only when they asked, by kind of content."""
-
-
-def guess(learned: Learned, reading: Reading) -> Demand:
-    """Return the demand of known readers of a content, and of others as in earlier steps."""
-    return strictest((reading.demand, learned.get(reading.kind, "exact"))) or reading.demand
-
-
-def learn(learned: Learned, kind: Hashable, demand: Demand) -> None:
-    """Remember the demand of a reader for a kind of content."""
-    if len(learned) >= _REMEMBERED_KINDS:
-        learned.clear()
-    known = learned.get(kind, demand)
-    learned[kind] = strictest((known, demand)) or demand
+    def learn(self, demand: Demand) -> None:
+        """Remember the demand of a reader for contents of this kind."""
+        kind, learned = self.kind, self._learned
+        if len(learned) >= _REMEMBERED_KINDS:
+            learned.clear()
+        learned[kind] = strictest((learned.get(kind, demand), demand)) or demand

@@ -20,7 +20,7 @@ from tensorstash.engine.place import Place
 from tensorstash.engine.places import POLICY, SMALL, Places, Way
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
 from tensorstash.engine.readers import Reading
-from tensorstash.engine.recomputer import NewRecomputer, Recomputer
+from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.residency import Residency
 from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.sender import Sender
@@ -60,7 +60,6 @@ class Session(Generic[T]):
         min_away_bytes: tensors below these sizes are kept rather than sent away.
         budget: how many bytes of saved tensors may stay; None if all leave that can.
         limits: byte budgets and the timeout.
-        new_recomputer: makes the object that makes tensors again; None where none are.
 
     Raises:
         ConfigError: the backend lacks an ability that a part needs.
@@ -76,13 +75,13 @@ class Session(Generic[T]):
         limits: Limits,
         min_away_bytes: Mapping[str, int] = MappingProxyType({}),
         budget: BudgetSize | None = None,
-        new_recomputer: NewRecomputer | None = None,
     ) -> None:
         self.policy, self.backend, self.limits, self._min_bytes = policy, backend, limits, min_bytes
         self.sender = Sender(limits)
+        recomputes = any(plan.rebuilding for plan in policy.alternatives())
         alternatives = [plan.rest for plan in policy.alternatives()]
         only_keeps = all(plan.keeps for plan in alternatives)
-        self._only_keeps = only_keeps and new_recomputer is None and budget is None
+        self._only_keeps = only_keeps and not recomputes and budget is None
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
         ladder = None if budget is None else Ladder(ledger, self.sender.in_flight, self.sender.ahead)
@@ -104,13 +103,13 @@ class Session(Generic[T]):
         self._ways: dict[tuple[int, str], tuple[TensorSpec, Way]] = {}
         self._stretch = Stretch()
         self._thread = Thread()
-        self._recomputer = None if new_recomputer is None else new_recomputer(self.state, self._thread)
+        self._recomputer = Recomputer(self.state, self._thread) if recomputes else None
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
         # Looked up once: to ask whether a backend has a protocol takes longer than its work.
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
         # Where every tensor is kept, their sum is all there is to say about them.
         self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
-        self.places = Places(policy, backend, ledger, self.adviser, self.transfers, min_away_bytes, self.state.learned)
+        self.places = Places(policy, backend, ledger, self.adviser, self.transfers, min_away_bytes)
         self.regions: dict[str, Region] = {}
         """The blocks of a model that may be computed again, by name."""
         self._border = None if budget is None else Border(self.regions, backend.streams, may_send=not only_keeps)
@@ -313,7 +312,7 @@ class Session(Generic[T]):
             if content is None:
                 shared = None if spec.order.is_dense else place.shared_memory
                 span = None if shared is None else stretch.span((token, version), spec, shared)
-                reading = Reading() if residency is not None and not place.is_lossless else None
+                reading = Reading(state.learned) if residency is not None and not place.is_lossless else None
                 probe = None if source is None else backend.version_probe(tensor)
                 source = backend.detached(tensor) if source is None else source
                 counted = self.sender.ahead, state.prefetcher.readers, token, stretch.count, record, span, reading

@@ -4,67 +4,46 @@ Rebuilt one by one, each would take memory for its gaps too, which the others fi
 """
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 from weakref import ref
 
 from tensorstash.abilities import SupportsSharedMemory
-from tensorstash.host.arrays import Array, aligned_empty, lender
+from tensorstash.host.arrays import Array, aligned_empty
 from tensorstash.spec import ALIGNMENT, TensorSpec
-
-Rebuilt = tuple[Any, TensorSpec, int, Array]
-"""A tensor that was handed out and may be again, as long as nobody has written into it.
-
-Shares memory and version with the one that was handed out; its layout and version; the memory unless it was copied."""
 
 
 class SharedSpan:
     """Rows of a storage in which several contents have their columns; each is written once per memory. Thread-safe.
 
     The memory is known only weakly, and goes with the last of the tensors in it.
-
-    Args:
-        backend: the framework's adapter.
     """
 
-    __slots__ = ("__weakref__", "_backend", "_lock", "_memory", "_taken")
+    __slots__ = ("__weakref__", "_backend", "_lock", "_taken", "memory")
 
     def __init__(self, backend: SupportsSharedMemory[Any]) -> None:
         self._backend = backend
         self._lock = threading.Lock()
-        self._memory: ref[Array] | None = None
+        self.memory: Callable[[], Array | None] = lambda: None
+        """Returns the memory that a content was rebuilt in last, as long as there is any."""
         self._taken: list[range] = []
 
     def rebuild(self, data: Array, spec: TensorSpec) -> Any:
-        """Return a detached tensor with the exact layout of ``spec``, whose elements no other content shares.
-
-        Args:
-            data: elements in memory order.
-            spec: any layout of a content of this span.
-        """
+        """Return a detached tensor with the exact layout of ``spec``, whose elements no other content shares."""
         rows, period, columns = _columns(spec)
         start = columns.start * spec.itemsize
         with self._lock:
-            run = self.memory
+            run = self.memory()
             if run is None or any(columns.start < other.stop and other.start < columns.stop for other in self._taken):
                 alignment = (spec.order.alignment(spec) - start) % ALIGNMENT
                 run = aligned_empty(rows * period * spec.itemsize, alignment)
-                self._memory, self._taken = ref(run), []
+                self.memory, self._taken = ref(run), []
             self._taken.append(columns)
         return self._backend.place(data.reshape(spec.dense().shape), spec, run, start)
-
-    @property
-    def memory(self) -> Array | None:
-        """The memory that a content was rebuilt in last, as long as there is any."""
-        return None if self._memory is None else self._memory()
 
 
 def span_of(token: Hashable, spec: TensorSpec) -> Hashable:
     """Return the name of the rows in which a view has its columns; None if it has no gaps, or crosses rows.
-
-    Args:
-        token: names the storage and its version.
-        spec: of the view.
 
     >>> thirds = [TensorSpec((5, 3), (9, 1), start, "float32", "cpu") for start in (0, 12, 24, 28)]
     >>> len({span_of("storage", third) for third in thirds[:3]}), span_of("storage", thirds[3])
@@ -83,14 +62,3 @@ def _columns(spec: TensorSpec) -> tuple[int, int, range]:
     (rows, period), *inner = spec.order.block
     begin = spec.order.lowest(spec) // spec.itemsize % period
     return rows, period, range(begin, begin + 1 + sum((size - 1) * stride for size, stride in inner))
-
-
-def memory_of(data: Array, span: SharedSpan | None) -> Array:
-    """Return the memory that the tensor of some elements lies in, unless they were copied for it alone.
-
-    Args:
-        data: elements that it was rebuilt from.
-        span: of its content, if it has one.
-    """
-    shared = None if span is None else span.memory
-    return lender(data) if shared is None else shared

@@ -20,42 +20,31 @@ Run = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One codec for one kind of buffer.
+    """One codec or its kernel, for buffers of one spec; ``given`` are further arguments of both methods."""
 
-    Args:
-        place: its name in messages.
-        before: spec of the buffer that it encodes.
-        after: spec of the encoded buffer.
-        encode: of the codec or the kernel.
-        decode: the way back.
-        numbers: that count it.
-        fault: returns the fault of a buffer that should be of a spec; None if it has none.
-        given: further arguments of both.
-    """
-
-    place: str
+    label: str
     before: TensorSpec
     after: TensorSpec
     encode: Run
     decode: Run
+    given: tuple[TensorSpec, ...]
     numbers: Numbers
     fault: Callable[[Any, TensorSpec], str | None]
-    given: tuple[TensorSpec, ...] = ()
 
     def run(self, verb: str, method: Run, data: Any, expected: TensorSpec) -> Any:
         """Return the result of a method for a buffer, which must be of a spec; an error names the stage."""
         try:
             made = method(data, *self.given)
         except StashError as error:
-            raise error.at(self.place) from error
+            raise error.at(self.label) from error
         except Exception as error:
             if is_out_of_memory(error):
-                error.add_note(f"in {verb} of {self.place}")
+                error.add_note(f"in {verb} of {self.label}")
                 raise
-            raise CodecError(f"{self.place}: {verb} raised {type(error).__name__}: {error}") from error
+            raise CodecError(f"{self.label}: {verb} raised {type(error).__name__}: {error}") from error
         fault = self.fault(made, expected)
         if fault is not None:
-            raise CodecError(f"{self.place}: {verb} returned {fault}")
+            raise CodecError(f"{self.label}: {verb} returned {fault}")
         return made
 
 
@@ -63,33 +52,44 @@ class Stages:
     """Successive codecs of a plan that run in one place. Thread-safe, holds no payload.
 
     Args:
-        stages: in the order of encoding.
+        codecs: in the order of encoding.
         spec: of the buffer that the first one encodes.
-        nbytes: returns the size of a buffer in bytes.
+        labels: a name for each codec in messages.
         ledger: counts them.
+        backend: its kernels run as many codecs as they can, from the first on; None to run all of them on arrays.
     """
 
-    def __init__(self, stages: Sequence[Stage], spec: TensorSpec, nbytes: Callable[[Any], int], ledger: Ledger) -> None:
-        self._stages, self._ledger = tuple(stages), ledger
-        self._nbytes = nbytes
-        self.result = stages[-1].after if stages else spec
+    def __init__(
+        self,
+        codecs: Sequence[Codec],
+        spec: TensorSpec,
+        labels: Sequence[str],
+        ledger: Ledger,
+        backend: Backend[Any] | None = None,
+    ) -> None:
+        self._ledger, self._stages = ledger, list[Stage]()
+        kernels = None if backend is None else backend.kernels
+        fault = _array_fault if backend is None else partial(_tensor_fault, backend)
+        self._nbytes: Callable[[Any], int] = attrgetter("nbytes") if backend is None else backend.nbytes
+        for codec, label in zip(codecs, labels, strict=True):
+            after, numbers = codec.encoded_spec(spec), ledger.stage(codec.name)
+            if backend is None:
+                stage = Stage(label, spec, after, codec.encode, codec.decode, (spec,), numbers, fault)
+            else:
+                kernel = None if kernels is None else kernels.kernel(codec, spec)
+                if kernel is None:
+                    break
+                stage = Stage(label, spec, after, kernel.encode, kernel.decode, (), numbers, fault)
+            self._stages.append(stage)
+            spec = after
+        self.result = spec
         """Spec of the last stage's result; the given one if there is no stage."""
 
     def __len__(self) -> int:
         return len(self._stages)
 
-    @property
-    def may_pass_on(self) -> bool:
-        """Whether they may return their input as it is: not if its length has to change."""
-        after = self.result
-        return after.shape == (-1,) or any(after.nbytes == stage.before.nbytes for stage in self._stages[:1])
-
     def encode(self, data: Any) -> Any:
-        """Return the last codec's result for a buffer.
-
-        Raises:
-            CodecError: one raised, or returned something its ``encoded_spec`` does not announce.
-        """
+        """Return the last codec's result for a buffer; a CodecError names the stage that failed."""
         for stage in self._stages:
             before, started = self._nbytes(data), perf_counter()
             data = stage.run("encode", stage.encode, data, stage.after)
@@ -97,58 +97,12 @@ class Stages:
         return data
 
     def decode(self, data: Any) -> Any:
-        """Return the buffer that the first codec was given.
-
-        Raises:
-            CodecError: one raised, or returned something of another shape or dtype than went in.
-        """
+        """Return the buffer that the first codec was given; a CodecError names the stage that failed."""
         for stage in reversed(self._stages):
             started = perf_counter()
             data = stage.run("decode", stage.decode, data, stage.before)
             self._ledger.add(stage.numbers, 0, 0, 0, 0.0, 1, perf_counter() - started)
         return data
-
-
-def host_stages(codecs: Sequence[Codec], spec: TensorSpec, places: Sequence[str], ledger: Ledger) -> Stages:
-    """Return codecs that run on arrays.
-
-    Args:
-        codecs: those of a plan that no kernel runs.
-        spec: of the arrays.
-        places: a name for each codec in messages.
-        ledger: counts them.
-    """
-    stages: list[Stage] = []
-    for codec, place in zip(codecs, places, strict=True):
-        after = codec.encoded_spec(spec)
-        numbers = ledger.stage(codec.name)
-        stages.append(Stage(place, spec, after, codec.encode, codec.decode, numbers, _array_fault, (spec,)))
-        spec = after
-    return Stages(stages, spec, attrgetter("nbytes"), ledger)
-
-
-def device_stages(
-    backend: Backend[Any], codecs: Sequence[Codec], spec: TensorSpec, places: Sequence[str], ledger: Ledger
-) -> Stages:
-    """Return as many codecs, from the first on, as the backend has kernels for where the tensor is.
-
-    Args:
-        backend: the framework's adapter.
-        codecs: all codecs of the plan.
-        spec: of the dense elements.
-        places: a name for each codec in messages.
-        ledger: counts them.
-    """
-    stages: list[Stage] = []
-    kernels, fault = backend.kernels, partial(_tensor_fault, backend)
-    for codec, place in zip(codecs, places, strict=True):
-        kernel = None if kernels is None else kernels.kernel(codec, spec)
-        if kernel is None:
-            break
-        after = codec.encoded_spec(spec)
-        stages.append(Stage(place, spec, after, kernel.encode, kernel.decode, ledger.stage(codec.name), fault))
-        spec = after
-    return Stages(stages, spec, backend.nbytes, ledger)
 
 
 def _array_fault(data: Any, spec: TensorSpec) -> str | None:

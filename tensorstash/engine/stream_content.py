@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensorstash.abilities import Event, Stream
-from tensorstash.engine.content import Content, State
+from tensorstash.engine.content import Content
 from tensorstash.engine.transfers import Part, Transfers
 from tensorstash.errors import TensorStashError, is_out_of_memory
 from tensorstash.host.arrays import Array, as_bytes
@@ -67,7 +67,8 @@ class StreamContent(Content):
                     launched, held, nbytes = content._dense(compute)
                 content._launched_nbytes = nbytes
                 if content.place.is_at_hand:
-                    content.state, content.alias = content._keep(content.place.stored_here(launched)), None
+                    content._keep(content.place.stored_here(launched))
+                    content.alias = None
                     continue
                 if content.place.shares_source and not content.is_private and not content._is_alone:
                     # Until it is copied, the bytes are the tensor's own.
@@ -88,15 +89,11 @@ class StreamContent(Content):
         elif out is None:
             for content in going:
                 next(ledger.declined[content.nbytes])
-                content.state = State.RESIDENT
         else:
             payloads: list[tuple[object, int, TensorSpec]] = []
             for number, content in enumerate(going):
                 content._flight, content._array = (out[0], number), out[1][number]
-                if content.place.needs_worker:
-                    content.state = State.CAPTURING
-                else:
-                    content.state = State.STORED
+                if not content.place.needs_worker:
                     payloads.append((content, content._launched_nbytes, content.spec))
                     if content.record is not None:
                         content.record.was_stored(0)
@@ -123,7 +120,7 @@ class StreamContent(Content):
     def _refused(self, error: Exception) -> tuple[Exception, BaseException | None]:
         """Keep the failure of a launch for later requests; return the error to raise now, and its cause."""
         named = error if isinstance(error, TensorStashError) else self._unreadable(self.alias, error)
-        self.state = self._fail(named)
+        self._fail(named)
         return (error, error.__cause__) if named is error or is_out_of_memory(error) else (named, error)
 
     @staticmethod
@@ -158,16 +155,16 @@ class StreamContent(Content):
             with self._transfers.on_device(self.spec.device):
                 flight[0].wait()
             assert self._array is not None, "transferred to nowhere"
-            self.state = self._keep(place.store_transferred(self._array))
+            self._keep(place.store_transferred(self._array))
         except TensorStashError as error:
-            self.state = self._fail(error)
+            self._fail(error)
         # Last: whoever finds no transfer takes the slot or the error.
         self._flight = self._array = None
 
-    def _fail(self, error: TensorStashError) -> State:
+    def _fail(self, error: TensorStashError) -> None:
         if self._flight is not None:
             self._flight[0].release()
-        return super()._fail(error)
+        super()._fail(error)
 
     @property
     def source(self) -> Any:
@@ -189,7 +186,7 @@ class StreamContent(Content):
     def _on_device(self) -> Any:
         """The launched transfer or the payload, while it is on the device; else None."""
         if self.place.is_at_hand:
-            return None if self._stored is None else self._stored.slot
+            return None if self.stored is None else self.stored.slot
         return None if self._flight is None else self._flight[0].held.get(self._flight[1])
 
     # Back
@@ -245,7 +242,7 @@ class StreamContent(Content):
             return room_bytes
         if flight is not None and flight[1] in flight[0].held:
             return room_bytes  # it is there
-        if self._error is not None or (self._stored is not None and self.place.is_costly and not self._is_read):
+        if self._error is not None or (self.stored is not None and self.place.is_costly and not self._is_read):
             return None
         if not group:
             near = self._transfers.near(size)
@@ -305,7 +302,7 @@ class StreamContent(Content):
                 place.numbers[4] += 1  # as :meth:`Ledger.add` does, without its frame
             return self._array, spec, flight[0]._end or flight[0].end
         # The bytes that were transferred may lie in host memory, or soon will, so that nobody need read them.
-        is_on_host = self._error is None and (self._stored is None or not place.is_costly)
+        is_on_host = self._error is None and (self.stored is None or not place.is_costly)
         data, end = self._bytes_on_host() if is_on_host else (as_bytes(self._loaded()), None)
         return data, spec, end
 
@@ -322,7 +319,7 @@ class StreamContent(Content):
         """
         flight, array = self._flight, self._array
         place = self.place
-        if self._stored is None and flight is not None and array is not None:
+        if self.stored is None and flight is not None and array is not None:
             if place.loses_on_host:
                 flight[0].wait()
                 return as_bytes(place.as_stored(array)), None

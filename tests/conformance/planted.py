@@ -17,6 +17,7 @@ from tensorstash.api import Stash, Wrapped
 from tensorstash.backends.paddle.backend import PaddleBackend
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.backends.torch.backend import TorchBackend
+from tensorstash.engine import session as engine_session
 from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.errors import BackendError
@@ -59,7 +60,7 @@ class Planted(BackendSuite):
             patch.object(api, "backend_chosen", lambda name: backend),
             patch.object(api, "backend_of", backend_of),
             patch.object(api, "Session", self.session),
-            patch.object(api, "Recomputer", self.recomputer),
+            patch.object(engine_session, "Recomputer", self.recomputer),
         ):
             yield
 

@@ -10,7 +10,6 @@ import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.backends.reference.backend import ReferenceBackend
 from tensorstash.backends.reference.kernels import DeviceKernels, NumpyKernel
-from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.session import Session
 from tensorstash.errors import CodecError
 from tensorstash.policies import Encode, StoreIn
@@ -86,7 +85,7 @@ def test_gradients_are_the_same_without_kernels_and_without_streams(
 
 def test_a_recipe_is_proved_on_a_device_without_streams() -> None:
     backend, policy = WithoutStreams(), ts.Recompute() | ts.CpuOffload()
-    here: Session[Any] = Session(policy, backend, min_bytes=0, limits=ts.Limits(), new_recomputer=Recomputer)
+    here: Session[Any] = Session(policy, backend, min_bytes=0, limits=ts.Limits())
     with here.scope():
         hidden = (leaf() * 1.0).exp()
         loss = ((hidden.sigmoid() * hidden) ** 2.0).sum()

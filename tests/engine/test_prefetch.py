@@ -10,7 +10,6 @@ from inside import ahead
 import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.engine import session
-from tensorstash.engine.content import State
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
 from tensorstash.engine.stretch import Stretch
 from tensorstash.host.budget import ByteBudget
@@ -129,7 +128,8 @@ class Known:
     """What reading ahead looks at of a payload; notes that it was read."""
 
     is_quick = False
-    state = State.STORED
+    stored = object()
+    lease = None
     nbytes = 1
     users = 1
 

@@ -198,19 +198,19 @@ def test_the_memory_goes_with_the_last_part(no_gc):
     span = handles[0].content.span
     other = unpack(handles[1])
     del one
-    assert span.memory is not None
+    assert span.memory() is not None
     third = unpack(handles[2])
     del other
-    assert span.memory is not None
+    assert span.memory() is not None
     del third
-    assert span.memory is None
+    assert span.memory() is None
     again = unpack(handles[1])
     span = handles[1].content.span
     assert torch.equal(again, table().chunk(3, 1)[1])
     del handles, unpack
-    assert span.memory is not None
+    assert span.memory() is not None
     del again
-    assert span.memory is None
+    assert span.memory() is None
 
 
 def test_where_memory_runs_out_the_next_request_finds_all_as_it_was(monkeypatch):
