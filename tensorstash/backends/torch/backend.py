@@ -20,20 +20,14 @@ from torch._C import (
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.nn import Module, Parameter
 
+from tensorstash.abilities import Kernels, Layouts
 from tensorstash.backends.forward import is_called_by
+from tensorstash.backends.torch import kernels, layout
 from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
 from tensorstash.backends.torch.checkpoints import TorchRepeats
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
 from tensorstash.backends.torch.hooks import HookScope, Suspended
-from tensorstash.backends.torch.kernels import DeviceKernels
-from tensorstash.backends.torch.layout import (
-    DTYPE_NAMES,
-    DeviceLayouts,
-    elements,
-    placed,
-    rebuilt,
-    relaid,
-)
+from tensorstash.backends.torch.layout import DTYPE_NAMES, elements, placed, rebuilt, relaid
 from tensorstash.backends.torch.readers import Readers, demand, running, running_compiled
 from tensorstash.backends.torch.recipes.producers import Producers
 from tensorstash.backends.torch.streams import DeviceStreams, free_bytes
@@ -72,8 +66,8 @@ class TorchBackend:
     nbytes = most_bytes = staticmethod(attrgetter("nbytes"))
 
     def __init__(self) -> None:
-        self.kernels = DeviceKernels()
-        self.layouts = DeviceLayouts()
+        self.kernels: Kernels[Tensor] | None = kernels
+        self.layouts: Layouts[Tensor] | None = layout
         self.streams = DeviceStreams()
         # The count differs by version: a storage may own the object that stands for it in Python, or not.
         self._own_holders = 0

@@ -159,13 +159,6 @@ def restored(dense: Tensor, spec: TensorSpec, *, adopt: bool) -> Tensor:
         return _filled(raw[(spec.alignment - raw.data_ptr()) % ALIGNMENT :][:nbytes], dense, spec)
 
 
-class DeviceLayouts:
-    """Takes tensors apart and puts them together where they are; see :class:`tensorstash.abilities.Layouts`."""
-
-    dense = staticmethod(dense)
-    restored = staticmethod(restored)
-
-
 def payload(data: Array, spec: TensorSpec) -> Tensor:
     """Return a contiguous tensor of ``spec`` over carrier bits, which it may share and must not be written to."""
     with DisableTorchFunction(), _DisableTorchDispatch():
