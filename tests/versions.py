@@ -74,7 +74,7 @@ def refuses(name: str, folder: str) -> bool:
     command = [sys.executable, "-W", "ignore", "-c", REFUSED.format(name=name)]
     done = subprocess.run(command, cwd=ROOT, env=environment(folder), capture_output=True, text=True, check=False)
     print(done.stdout or done.stderr[-500:], end="")
-    return f"Versions that work: {FRAMEWORKS[name].versions}" in done.stdout
+    return FRAMEWORKS[name].cure in done.stdout
 
 
 if __name__ == "__main__":

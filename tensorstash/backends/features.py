@@ -1,7 +1,5 @@
-"""Undocumented features of frameworks that the adapters need, and the versions that have them.
-
-``features.txt`` has their names: neither asking for them nor listing them imports a framework that is not there.
-"""
+"""Undocumented features of frameworks that the adapters need, listed in ``features.txt``, and the versions that have
+them."""
 
 import re
 import warnings
@@ -22,25 +20,18 @@ class Feature(NamedTuple):
     purpose: str
     without: str = ""
 
-    def is_there(self) -> bool:
-        """Whether the framework has it; imports the framework."""
-        try:
-            resolve_name(self.path)
-        except (ImportError, AttributeError):
-            return False
-        return True
+
+def is_there(path: str) -> bool:
+    """Whether a name, or a module, can be imported."""
+    try:
+        resolve_name(path)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 class Framework(NamedTuple):
-    """A framework as its package index knows it.
-
-    Args:
-        package: name for pip.
-        oldest: version that has every feature.
-        newest: version that all tests of the adapter were run on last.
-        features: that it has to have.
-        below: the first version that is refused; empty if none is.
-    """
+    """A framework by its name for pip; all tests ran on ``newest`` last, and no version from ``below`` on is taken."""
 
     package: str
     oldest: str
@@ -49,15 +40,19 @@ class Framework(NamedTuple):
     below: str = ""
 
     @property
-    def versions(self) -> str:
-        """The versions that work, for people."""
-        end = f" to below {self.below}" if self.below else " and newer"
-        return f"{self.package} {self.oldest}{end} (last tested: {self.newest})"
+    def requirement(self) -> str:
+        """The versions that work, for pip."""
+        return f"{self.package}>={self.oldest}" + (f",<{self.below}" if self.below else "")
 
     @property
-    def requirement(self) -> str:
-        """The same for pip."""
-        return f"{self.package}>={self.oldest}" + (f",<{self.below}" if self.below else "")
+    def cure(self) -> str:
+        """The same for people."""
+        return f"versions that work: pip install '{self.requirement}' (last tested: {self.newest})"
+
+    @property
+    def lacks(self) -> list[Feature]:
+        """The features that the installed version lacks; imports the framework."""
+        return [each for each in self.features if not is_there(each.path)]
 
 
 def _features(framework: str) -> tuple[Feature, ...]:
@@ -86,35 +81,29 @@ def installed(name: str) -> str | None:
 
 @cache
 def require(name: str) -> None:
-    """Check that the installed framework has the features that its adapter needs; imports it.
-
-    A version that is newer than the last tested one, and not refused, is warned of where the versions have an end.
-
-    Args:
-        name: of a backend; one that is not in :data:`FRAMEWORKS` needs nothing.
+    """Check that the framework of a backend, if it is installed, has the features that its adapter needs; imports it.
 
     Raises:
-        MissingDependencyError: it is there, and lacks something or is too new; the message has the versions that work.
+        MissingDependencyError: it lacks something or is too new; the message has the versions that work.
     """
     found = installed(name) if name in FRAMEWORKS else None
     if found is None:
         return
     framework = FRAMEWORKS[name]
-    cure = f"Versions that work: {framework.versions}; pip install '{framework.requirement}'"
+    package = f"{framework.package} {found}"
     if framework.below and _numbers(found) >= _numbers(framework.below):
-        raise MissingDependencyError(
-            f"{framework.package} {found} is newer than the versions whose private interfaces are known. {cure}"
-        )
-    if not Feature(name, "").is_there():
+        known = f"{package} is newer than the versions whose private interfaces are known"
+        raise MissingDependencyError(f"{known}; {framework.cure}")
+    if not is_there(name):
         return  # it cannot even be imported, which whoever imports the adapter is told
-    lacks = [each for each in framework.features if not each.without and not each.is_there()]
+    lacks = [each for each in framework.lacks if not each.without]
     if lacks:
         needs = "; ".join(f"{each.path.replace(':', '.')}, for {each.purpose}" for each in lacks)
-        raise MissingDependencyError(f"{framework.package} {found} lacks {needs}. {cure}")
+        raise MissingDependencyError(f"{package} lacks {needs}; {framework.cure}")
     if framework.below and _numbers(found) > _numbers(framework.newest):
         warnings.warn(
-            f"{framework.package} {found} is newer than {framework.newest}, the last version that tensorstash was "
-            f"tested on, and its adapter depends on private interfaces; if gradients differ, install that version",
+            f"{package} is newer than {framework.newest}, the last version that tensorstash was tested on, and its "
+            f"adapter depends on private interfaces; if gradients differ, install that version",
             TensorStashWarning,
             stacklevel=2,
         )

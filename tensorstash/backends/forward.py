@@ -1,8 +1,10 @@
-"""Replacing a method of one model, in any framework, so that the replacement can be undone and copied."""
+"""Methods of one model that run inside a scope, which can be undone and copied; and who calls whom."""
 
 import copy
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from inspect import getattr_static
 from operator import itemgetter
 from types import FrameType
 from typing import Any, Self
@@ -18,21 +20,9 @@ Scope = Callable[[], Any]
 def replace_method(model: object, scope: Scope, name: str = "forward") -> Undo:
     """Run every call of a method of ``model`` inside ``scope()`` until the returned function is called.
 
-    Only ``vars(model)[name]`` changes: class, parameters and ``state_dict`` do not, and neither does the
-    signature of the method. Replacements nest, and each can be undone on its own, in any order, any number of
-    times. A deep copy of the model runs the copy's own weights inside the same scope, until the undo; a pickle of it
-    holds the method that was replaced. The model is referenced weakly, so that it dies by reference counting.
-
-    A shallow copy of the model (as ``torch.nn.DataParallel`` makes for its replicas) shares the attribute and would
-    run the method of the original.
-
-    Args:
-        model: an object with such a method and a ``__dict__``.
-        scope: makes a fresh context manager for each call; called from any thread.
-        name: of the method.
-
-    Raises:
-        ConfigError: the model has no such method that could be replaced.
+    Replacements nest, and each can be undone on its own, in any order. A deep copy of the model runs the copy's own
+    weights inside the same scope, until the undo; a pickle of it holds the method that was replaced. A shallow copy
+    shares the attribute and would run the method of the original.
     """
     if not hasattr(model, "__dict__") or not callable(getattr(model, name, None)):
         raise ConfigError(
@@ -41,24 +31,17 @@ def replace_method(model: object, scope: Scope, name: str = "forward") -> Undo:
     return ScopedMethod(model, name, Replacement(scope)).put()
 
 
+@dataclass
 class Replacement:
     """The scope that a model and its copies share, or None once it is undone."""
 
-    __slots__ = ("scope",)
-
-    def __init__(self, scope: Scope) -> None:
-        self.scope: Scope | None = scope
+    scope: Scope | None
 
 
 class ScopedMethod:
-    """A method of one model inside a scope; stands in the model's ``__dict__``.
+    """A method of one model, referenced weakly, inside a scope; stands in the model's ``__dict__``.
 
     It has attributes of its own and can be referenced weakly, as functions of frameworks must.
-
-    Args:
-        model: referenced weakly.
-        name: of the method.
-        replacement: shared among copies.
     """
 
     def __init__(self, model: object, name: str, replacement: Replacement) -> None:
@@ -90,12 +73,10 @@ class ScopedMethod:
     @property
     def __wrapped__(self) -> Callable[..., Any]:
         # Inspection follows this name to the signature. A stored bound method would be a cycle through the model.
-        return self._previous if self._previous is not None else self._of_class(self._name)
-
-    def _of_class(self, name: str) -> Callable[..., Any]:
-        model = self._alive()
-        kind = type(model)
-        found = next(vars(cls)[name] for cls in kind.__mro__ if name in vars(cls))
+        if self._previous is not None:
+            return self._previous
+        kind = type(model := self._alive())
+        found = getattr_static(kind, self._name)
         bound: Callable[..., Any] = found.__get__(model, kind) if hasattr(found, "__get__") else found
         return bound
 
@@ -157,20 +138,15 @@ def scoped_methods(model: object) -> Iterator[ScopedMethod]:
 
 
 def is_called_by(module: str, owner: str = "") -> bool:
-    """Return whether a function of a module runs on this thread.
-
-    Args:
-        module: name of the module.
-        owner: name of the function, or of the class or function that has made it; by default any.
+    """Return whether a function of a module runs on this thread: any, or one with this name or made by that ``owner``.
 
     >>> is_called_by("doctest", "DocTestRunner"), is_called_by("doctest", "DocTestParser"), is_called_by("doctest")
     (True, False, True)
     """
     frame: FrameType | None = sys._getframe()
+    prefix = owner and f"{owner}."
     while frame is not None:
-        if frame.f_globals.get("__name__") == module and f"{frame.f_code.co_qualname}.".startswith(
-            owner and f"{owner}."
-        ):
+        if frame.f_globals.get("__name__") == module and f"{frame.f_code.co_qualname}.".startswith(prefix):
             return True
         frame = frame.f_back
     return False
@@ -178,12 +154,9 @@ def is_called_by(module: str, owner: str = "") -> bool:
 
 def left_out_of_order(is_removed: bool) -> BackendError:
     """Return the error of a pair of hooks that is not the innermost where it is left; removed, or gone before."""
+    gone = "these were no longer in force on this thread: somebody else left twice, or first"
+    state = "the hooks that were entered later are still in force, these are removed" if is_removed else gone
     return BackendError(
-        "saved-tensor hooks were left in another order than they were entered; "
-        + (
-            "the hooks that were entered later are still in force, these are removed; "
-            if is_removed
-            else "these were no longer in force on this thread: somebody else left twice, or first; "
-        )
-        + "leave `with` blocks innermost first, on the thread that entered them"
+        f"saved-tensor hooks were left in another order than they were entered; {state}; "
+        f"leave `with` blocks innermost first, on the thread that entered them"
     )

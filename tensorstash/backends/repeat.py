@@ -12,8 +12,16 @@ from tensorstash.abilities.checkpoints import ALREADY, CHECKPOINTED, Region, Rep
 from tensorstash.backends.forward import is_called_by
 from tensorstash.backends.parts import WEIGHTS, NotRepeated, buffers_of, emptied, filled, isolated
 
-NOT_CALLED = object()
-"""Returned in place of outputs where a module is to be called as ever."""
+_NOT_CALLED = object()
+
+
+def call_inside(inside: Any, module: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Call a module in a context, or so that backward calls it again where that is a :class:`Region`."""
+    if isinstance(inside, Region):
+        outputs = call_again(inside, module, call, args, kwargs)
+        return call(*args, **kwargs) if outputs is _NOT_CALLED else outputs
+    with inside:
+        return call(*args, **kwargs)
 
 
 def call_again(
@@ -29,10 +37,10 @@ def call_again(
         kwargs: of the call.
 
     Returns:
-        The outputs, or :data:`NOT_CALLED`.
+        The outputs, or :data:`_NOT_CALLED`, where the module is to be called as ever.
     """
     if region.fate != CHECKPOINTED or region.refusal or not module.training:
-        return NOT_CALLED
+        return _NOT_CALLED
     backend = region.backend
     framework: Repeats = backend.repeats
     tensors: list[Any] = []
@@ -47,9 +55,9 @@ def call_again(
             region.judged("", *_proof(backend, module, call, tensors, arguments))
     except NotRepeated as reason:
         region.judged(str(reason))
-        return NOT_CALLED
+        return _NOT_CALLED
     except Exception:  # the call itself raises it, or makes weights, and draws the numbers that it would have drawn
-        return NOT_CALLED
+        return _NOT_CALLED
 
     parts = [module]
     for part in parts:  # in a loop of its own, since each call asks

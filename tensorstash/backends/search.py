@@ -1,6 +1,6 @@
 """The search from a tensor back through the graph to a recipe, as far as all frameworks share it."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -44,6 +44,9 @@ class Search:
     """
 
     __slots__ = ("_depth", "_left", "_ops", "_producers", "_rules", "inputs", "own")
+
+    output: Callable[..., tuple[Any, int]]
+    """Returns how an output of a node is made, and in how many operations; raises NoRecipe if it cannot be."""
 
     def __init__(self, rules: Mapping[str, Any], ops: frozenset[str] | None, depth: int, producers: Any = None) -> None:
         self._rules, self._producers = rules, producers
@@ -98,9 +101,12 @@ class Search:
         self.inputs.append(value)
         return len(self.inputs) - 1
 
-    def recipe(self, found: tuple[Any, int], settings: Hashable = None) -> Recipe:
-        """Return the recipe that was found, to be followed under settings of the program."""
-        operation, levels = found
+    def recipe(self, *output: Any, settings: Hashable = None) -> Recipe | str:
+        """Return the recipe of an output, to be followed under settings of the program; or why there is none."""
+        try:
+            operation, levels = self.output(*output, is_root=True)
+        except NoRecipe as reason:
+            return str(reason)
         return Recipe(rules_of(operation), operation, tuple(self.inputs), levels, settings, tuple(self.own))
 
 

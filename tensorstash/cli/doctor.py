@@ -150,16 +150,15 @@ def frameworks() -> Iterator[Finding]:
     for name, framework in FRAMEWORKS.items():
         found = installed(name)
         if found is None:
-            yield Finding(framework.package, "good", f"not installed; versions that work: {framework.versions}")
+            yield Finding(framework.package, "good", f"not installed; {framework.cure}")
             continue
-        lacks = [each for each in framework.features if not each.is_there()]
+        lacks = framework.lacks
         text = f"{found}, {len(framework.features) - len(lacks)} of {len(framework.features)} private features found"
-        cure = f"versions that work: {framework.versions}"
-        yield Finding(framework.package, "note" if lacks else "good", text, cure if lacks else "")
+        yield Finding(framework.package, "note" if lacks else "good", text, framework.cure if lacks else "")
         for each in lacks:
             text = f"missing, needed for {each.purpose}" + (f": {each.without}" if each.without else "")
             subject = f"{framework.package}: {each.path.replace(':', '.')}"
-            yield Finding(subject, "note" if each.without else "bad", text, cure)
+            yield Finding(subject, "note" if each.without else "bad", text, framework.cure)
         yield from devices(name)
 
 

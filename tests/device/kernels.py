@@ -1,12 +1,10 @@
 """A kernel for the simulated device, so that payloads stay on it: Triton runs on none that is simulated."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from tensorstash.abilities import Kernel
-from tensorstash.backends.torch.kernels import DeviceKernels
+from tensorstash.backends.torch import kernels
 from tensorstash.backends.torch.layout import Unrecorded
 from tensorstash.codecs.affine import Affine
 from tensorstash.kernels.groups import Groups
@@ -59,9 +57,9 @@ class Rounded:
 
 def put_kernels(device: str) -> None:
     """Let :class:`Rounded` be the kernel of a kind of device, for as long as the process runs."""
-    found = DeviceKernels.kernel
+    found = kernels.kernel
 
-    def kernel(self: Any, codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
+    def kernel(codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
         if (
             spec.device.startswith(f"{device}:")
             and isinstance(codec, Affine)
@@ -69,6 +67,6 @@ def put_kernels(device: str) -> None:
             and spec.itemsize <= 4
         ):
             return Rounded(codec, spec)
-        return found(self, codec, spec)
+        return found(codec, spec)
 
-    DeviceKernels.kernel = kernel
+    kernels.kernel = kernel

@@ -9,7 +9,6 @@ import pytest
 from inside import session_of
 
 import tensorstash as ts
-from tensorstash.errors import ConfigError
 from tests.frameworks.steps import assert_stands_aside, assert_stashes, noting, train, wrapped
 
 
@@ -123,5 +122,5 @@ def test_no_cycle_keeps_model_or_session_alive(framework):
 
 def test_a_value_that_is_no_module_is_refused(framework):
     expected = rf"expected a {framework.lab.name}\.nn\.{framework.module.__name__}"
-    with pytest.raises(ConfigError, match=expected):
-        framework.backend.wrap_forward(abs, lambda: None)
+    with pytest.raises(TypeError, match=expected):
+        framework.backend.named_modules(abs)

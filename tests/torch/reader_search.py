@@ -23,8 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import tensorstash as ts
 from tensorstash.backends.torch.backend import TorchBackend
-from tensorstash.backends.torch.readers import Demand, demand
-from tensorstash.backends.torch.readers import _shown as shown
+from tensorstash.backends.torch.readers import Demand, demand, shown
 from tensorstash.host.arrays import borrowed
 from tensorstash.policies.plan import HookPolicy
 

@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tensorstash.backends.torch import kernels
 from tensorstash.backends.torch.backend import TorchBackend
-from tensorstash.backends.torch.kernels import DeviceKernels, device_kernel
+from tensorstash.backends.torch.kernels import device_kernel
 from tensorstash.backends.torch.layout import DTYPE_NAMES
 from tensorstash.codecs import Affine, AsType, Lossless, PackBits, TwoValued
 from tensorstash.engine.session import Session
@@ -177,7 +178,7 @@ def test_memory_at_any_address(place: str) -> None:
 )
 def test_training_through_kernels_is_training_through_the_codecs(policy: HookPolicy, place: str) -> None:
     with_kernels, without = TorchBackend(), TorchBackend()
-    with_kernels.kernels = SimpleNamespace(kernel=device_kernel, payload=DeviceKernels.payload)
+    with_kernels.kernels = SimpleNamespace(kernel=device_kernel, payload=kernels.payload)
     without.kernels = None
     torch.manual_seed(0)
     x, mask = torch.randn(64, 128, device=place), torch.rand(64, 128, device=place) < 0.5
@@ -205,7 +206,7 @@ def test_what_has_no_kernel() -> None:
     assert device_kernel(AsType(), large) is None
     for device in ("cpu", "meta:0"):  # the host, and a device without Triton
         for codec, dtype in ((Affine(), "float16"), (AsType(), "float32"), (PackBits(), "bool")):
-            assert DeviceKernels().kernel(codec, TensorSpec((600,), (1,), 0, dtype, device)) is None
+            assert kernels.kernel(codec, TensorSpec((600,), (1,), 0, dtype, device)) is None
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the inner run")
@@ -231,10 +232,10 @@ def test_triton_kernels_compile_for_a_device_and_round_every_operation(
         signature = {"source": pointers[dtype], "payload": "*u8", "seed": "i64", **groups}
         code = compiled(torch_triton._quantize, signature, {**known, "STOCHASTIC": stochastic})
         assert "div.rn.f32" in code
-        signature = {"payload": "*u8", "target": pointers[dtype], **groups}
+        signature = {"target": pointers[dtype], "payload": "*u8", **groups}
         assert "mul.rn.f32" in compiled(torch_triton._dequantize, signature, known)
         ones = known | dict.fromkeys(groups, 1)  # Triton makes an argument of 1 a constant
-        assert compiled(torch_triton._dequantize, {"payload": "*u8", "target": pointers[dtype]}, ones)
+        assert compiled(torch_triton._dequantize, {"target": pointers[dtype], "payload": "*u8"}, ones)
     words = {"words": "*i64", "total": "*i64", "count": "i32"}
     assert "atom" in compiled(digest_kernel._add, words, {"MULTIPLIER": 2**32 + 15, "TILE": 4096})
 

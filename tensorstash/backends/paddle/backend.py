@@ -22,7 +22,6 @@ from tensorstash.backends.paddle.repairs import backward, foreign_hooks, pylayer
 from tensorstash.backends.paddle.repairs.autocast import without_autocast
 from tensorstash.backends.paddle.repairs.foreign_hooks import checked
 from tensorstash.backends.paddle.storage import token_of, version_probe
-from tensorstash.errors import ConfigError
 from tensorstash.protocols import Demand, Undo
 
 # Paddle has one pair of hooks per process, so there is one stack over it, however many backends are made.
@@ -136,9 +135,7 @@ class PaddleBackend:
         layers: Iterable[tuple[str, object]] = model.named_sublayers(include_self=True)
         return layers
 
-    def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
-        if not isinstance(model, Layer):
-            raise ConfigError(f"got a {type(model).__qualname__}, expected a paddle.nn.Layer")
+    def wrap_forward(self, model: Any, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
         _PARAMETERS.register(model.parameters())
         return scope_calls(model, scope)
 

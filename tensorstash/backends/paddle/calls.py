@@ -9,9 +9,8 @@ from typing import Any, Self
 from paddle import in_dynamic_mode, is_grad_enabled
 from paddle.nn import Layer
 
-from tensorstash.abilities.checkpoints import Region
 from tensorstash.backends.forward import Replacement, Scope, ScopedMethod
-from tensorstash.backends.repeat import NOT_CALLED, call_again
+from tensorstash.backends.repeat import call_inside
 from tensorstash.protocols import Undo
 
 _CALL = "_dygraph_call_func"
@@ -39,16 +38,8 @@ class _ScopedCall(ScopedMethod):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_grad_enabled() and in_dynamic_mode() and (scope := self.scope) is not None:
-            return self._inside(scope(), args, kwargs)
+            return call_inside(scope(), self._alive(), self.__wrapped__, args, kwargs)
         return self.__wrapped__(*args, **kwargs)  # nothing is saved, also where a program is being made
-
-    def _inside(self, inside: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = self.__wrapped__
-        if isinstance(inside, Region):
-            outputs = call_again(inside, self._alive(), call, args, kwargs)
-            return call(*args, **kwargs) if outputs is NOT_CALLED else outputs
-        with inside:
-            return call(*args, **kwargs)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:

@@ -83,10 +83,7 @@ class Producers(recipes.Producers[Tensor]):
         if made.offset or made.dtype is not tensor.dtype or made.storage.nbytes != made.nbytes:
             return "part of a larger memory"
         search = _Search(self._rules, ops, depth, self)
-        try:
-            return search.recipe(search.output(node, is_root=True))
-        except NoRecipe as reason:
-            return str(reason)
+        return search.recipe(node)
 
     def whole(self, tensor: Tensor, /) -> Tensor:
         return (tensor if tensor.base is None else tensor.base).detach()

@@ -20,24 +20,17 @@ from torch._C import (
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch.nn import Module, Parameter
 
+from tensorstash.abilities import Kernels, Layouts
 from tensorstash.backends.forward import is_called_by
+from tensorstash.backends.torch import kernels, layout
 from tensorstash.backends.torch.calls import can_imagine, imagining, scope_calls
 from tensorstash.backends.torch.checkpoints import TorchRepeats
 from tensorstash.backends.torch.eligibility import dispatch_reason, is_tracing, subclass_reason
 from tensorstash.backends.torch.hooks import HookScope, Suspended
-from tensorstash.backends.torch.kernels import DeviceKernels
-from tensorstash.backends.torch.layout import (
-    DTYPE_NAMES,
-    DeviceLayouts,
-    elements,
-    placed,
-    rebuilt,
-    relaid,
-)
+from tensorstash.backends.torch.layout import DTYPE_NAMES, elements, placed, rebuilt, relaid
 from tensorstash.backends.torch.readers import Readers, demand, running, running_compiled
 from tensorstash.backends.torch.recipes.producers import Producers
 from tensorstash.backends.torch.streams import DeviceStreams, free_bytes
-from tensorstash.errors import ConfigError
 from tensorstash.protocols import Demand, Undo, strictest
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
@@ -72,10 +65,10 @@ class TorchBackend:
     nbytes = most_bytes = staticmethod(attrgetter("nbytes"))
 
     def __init__(self) -> None:
-        self.kernels = DeviceKernels()
-        self.layouts = DeviceLayouts()
+        self.kernels: Kernels[Tensor] | None = kernels
+        self.layouts: Layouts[Tensor] | None = layout
         self.streams = DeviceStreams()
-        # The count differs by version: a storage may own the object that stands for it in Python, or not.
+        # Whether a storage owns the object that stands for it in Python differs by version.
         self._own_holders = 0
         self._own_holders = self.holders([torch.empty(1)])[0] - 1
 
@@ -102,7 +95,7 @@ class TorchBackend:
             return "quantized" if tensor.is_quantized else "dtype"
         reason = dispatch_reason(_dispatch_keys(tensor).raw_repr())
         if reason is None:
-            # NumPy, another process, a file: PyTorch does not know who else holds the memory, and does not resize it.
+            # NumPy, another process, a file: PyTorch does not know who else holds the memory.
             storage = tensor.untyped_storage()
             if not storage.resizable() or (tensor.is_cpu and storage.is_shared()):
                 return "memory of another library"
@@ -116,14 +109,13 @@ class TorchBackend:
             tensor.storage_offset(),
             tensor.dtype,
             tensor.device,
+            tensor.data_ptr() % ALIGNMENT,
             tensor.is_conj(),
             tensor.is_neg(),
-            tensor.data_ptr() % ALIGNMENT,
         )
 
     def describe(self, tensor: Tensor, /) -> str:
-        kind = type(tensor)
-        prefix = "" if kind in (Tensor, Parameter) else f"{kind.__qualname__} "
+        prefix = "" if type(tensor) in (Tensor, Parameter) else f"{type(tensor).__qualname__} "
         shape = "(nested)" if tensor.is_nested else tuple(tensor.shape)
         return f"{prefix}{str(tensor.dtype).removeprefix('torch.')}{shape} on {tensor.device}"
 
@@ -161,10 +153,9 @@ class TorchBackend:
 
     def is_there(self, tensor: Tensor, spec: TensorSpec, /) -> bool:
         """Whether the storage is as large as the tensor needs it: FSDP and others free it for a while."""
-        order = spec.order
         with DisableTorchFunction():
             nbytes: int = tensor.untyped_storage().nbytes()
-        return spec.offset + order.span * spec.itemsize <= nbytes
+        return spec.offset + spec.order.span * spec.itemsize <= nbytes
 
     def alias(self, tensor: Tensor, /) -> Tensor:
         """Return a leaf itself, else a detached alias: the graph holding its own output would be a cycle for ever."""
@@ -195,9 +186,7 @@ class TorchBackend:
         modules: Iterable[tuple[str, object]] = model.named_modules()
         return modules
 
-    def wrap_forward(self, model: object, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
-        if not isinstance(model, Module):
-            raise ConfigError(f"got a {type(model).__qualname__}, expected a torch.nn.Module")
+    def wrap_forward(self, model: Any, scope: Callable[[], AbstractContextManager[Any]], /) -> Undo:
         return scope_calls(model, scope)
 
 
@@ -222,22 +211,6 @@ def _bare(dtype: torch.dtype, device: torch.device, conj: bool, neg: bool) -> Te
 
 @lru_cache(4096)
 def _spec(
-    shape: Size,
-    strides: tuple[int, ...],
-    offset: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    conj: bool,
-    neg: bool,
-    alignment: int,
+    shape: Size, strides: tuple[int, ...], offset: int, dtype: torch.dtype, device: torch.device, *rest: Any
 ) -> TensorSpec:
-    return TensorSpec(
-        tuple(shape),
-        strides,
-        offset * dtype.itemsize,
-        DTYPE_NAMES[dtype],
-        str(device),
-        alignment=alignment,
-        conj=conj,
-        neg=neg,
-    )
+    return TensorSpec(tuple(shape), strides, offset * dtype.itemsize, DTYPE_NAMES[dtype], str(device), *rest)

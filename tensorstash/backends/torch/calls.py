@@ -18,9 +18,8 @@ from torch.func import functional_call
 from torch.nn import LSTM, Module
 from torch.utils._pytree import tree_map
 
-from tensorstash.abilities.checkpoints import Region
 from tensorstash.backends.forward import Replacement, Scope, ScopedMethod
-from tensorstash.backends.repeat import NOT_CALLED, call_again
+from tensorstash.backends.repeat import call_inside
 from tensorstash.backends.torch.eligibility import is_recorded
 from tensorstash.backends.torch.hooks import opaque
 from tensorstash.errors import BackendError
@@ -94,14 +93,8 @@ class _OpaqueCall(ScopedMethod):
         """Run the call of a module that was replaced, inside a fresh scope."""
         scope = self.scope
         inside = None if scope is None else _made(scope)
-        if inside is None:
-            return self._replaced(module)(*args, **kwargs)
         call = self._replaced(module)
-        if isinstance(inside, Region):
-            outputs = call_again(inside, module, call, args, kwargs)
-            return call(*args, **kwargs) if outputs is NOT_CALLED else outputs
-        with inside:
-            return call(*args, **kwargs)
+        return call(*args, **kwargs) if inside is None else call_inside(inside, module, call, args, kwargs)
 
     @property
     def __wrapped__(self) -> Any:
@@ -154,5 +147,5 @@ def _break_graph_at(function: Any) -> None:
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
 
 
-_break_graph_at(_OpaqueCall.__call__)
-_break_graph_at(_OpaqueCall.run)
+for _each in (_OpaqueCall.__call__, _OpaqueCall.run, call_inside):
+    _break_graph_at(_each)

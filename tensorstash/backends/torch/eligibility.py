@@ -9,29 +9,23 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import Parameter
 
-_DEFERRED = "deferred computation"
-_OPAQUE = "opaque layout"
-
-_REASONS = (
-    ("Nested", "nested"),
-    ("Sparse", "sparse layout"),
-    ("Mkldnn", _OPAQUE),
-    ("Quantized", "quantized"),
-    ("Meta", "no real memory"),
-    ("ZeroTensor", "no real memory"),
-    ("Functionalize", "tracing"),
-    ("FuncTorch", "function transform"),
-    ("Python", "subclass"),
-    ("XLA", _DEFERRED),
-    ("Lazy", _DEFERRED),
-    ("Vulkan", _OPAQUE),
-)
+_REASONS = {
+    "nested": ("Nested",),
+    "sparse layout": ("Sparse",),
+    "opaque layout": ("Mkldnn", "Vulkan"),
+    "quantized": ("Quantized",),
+    "no real memory": ("Meta", "ZeroTensor"),
+    "tracing": ("Functionalize",),
+    "function transform": ("FuncTorch",),
+    "subclass": ("Python",),
+    "deferred computation": ("XLA", "Lazy"),
+}
 """Why tensors with a key whose name begins like that are kept."""
 
 _FLAGS = ("Conjugate", "Negative", "ADInplaceOrView")
 # PyTorch's own list of the keys of strided tensors, one for each type of device, and the type that is not in it.
 _DEVICES = (*(key.name for key in torch._C._functionality_to_backend_keys(torch._C.DispatchKey.Dense)), "FPGA")
-_PLAIN_KEYS = frozenset((*_FLAGS, *_DEVICES)).difference(start for start, _ in _REASONS)
+_PLAIN_KEYS = frozenset((*_FLAGS, *_DEVICES)).difference(*_REASONS.values())
 
 
 def subclass_reason(tensor: Tensor) -> str:
@@ -49,18 +43,14 @@ def subclass_reason(tensor: Tensor) -> str:
 def dispatch_reason(raw_keys: int) -> str | None:
     """Say why a tensor with these dispatch keys is kept, or None for a plain strided one.
 
-    The dispatch key set is the framework's own account of a tensor: layout, wrappers, device, lazy flags.
-    A tensor not known to be plain is kept.
-
-    Args:
-        raw_keys: ``torch._C._dispatch_keys(tensor).raw_repr()``.
+    They are the framework's own account of a tensor: layout, wrappers, device, lazy flags. A tensor not known to be
+    plain is kept.
     """
     shown = str(torch._C.DispatchKeySet.from_raw_repr(raw_keys))
     names = shown.removeprefix("DispatchKeySet(").removesuffix(")").split(", ")
     odd = [name for name in names if name not in _PLAIN_KEYS and not name.startswith(("Autograd", "Autocast"))]
-    if not odd:
-        return None
-    return next((reason for start, reason in _REASONS if any(name.startswith(start) for name in odd)), "device")
+    found = [reason for reason, starts in _REASONS.items() if any(name.startswith(starts) for name in odd)]
+    return (found or ["device"])[0] if odd else None
 
 
 def is_tracing() -> bool:

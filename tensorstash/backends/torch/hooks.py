@@ -2,8 +2,7 @@
 
 from _thread import get_ident
 from collections.abc import Callable
-from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -36,33 +35,28 @@ def opaque(function: F) -> F:
     return function
 
 
-def _keep_from_compiler(hook: Callable[..., Any]) -> None:
+def _kept_from_compiler(hook: Callable[..., Any]) -> Callable[..., Any]:
     # Functions of tensorstash.host.native remember the functions of Python that they call.
     calls: Any = hook.__self__ if isinstance(hook, BuiltinFunctionType) else (hook,)
-    for function in calls:
-        if isinstance(function, MethodType):
-            function = function.__func__
+    for call in calls:
+        function = getattr(call, "__func__", call)
         if isinstance(function, FunctionType):
             opaque(function)
+    return hook
 
 
-@opaque
-def _call(hook: Callable[[Any], Any], value: Any) -> Any:
-    return hook(value)
+def _called(hook: Callable[..., Any]) -> Callable[..., Any]:
+    return opaque(lambda value: hook(value))
 
 
 class HookScope(Block):
-    """Installs a pair of hooks for this thread; nests, the innermost pair runs.
+    """See :meth:`tensorstash.abilities.Backend.hooks`.
 
     Hooks run in the state in which PyTorch calls them: gradient recording is on in ``unpack`` during a backward with
     ``create_graph``, and autocast where backward, or a custom ``Function``, runs under it. The methods of the backend
     are indifferent to both; asking for them here would cost half as much as a pair of hooks that do nothing.
 
-    Args:
-        pack: called on this thread.
-        unpack: called from whatever thread asks for the tensor.
-        trusted: functions or methods of the engine, which may be marked themselves as never compiled; others
-            get a call in between that is.
+    Functions that are ``trusted`` may be marked themselves as never compiled; others get a call in between that is.
 
     Raises:
         RuntimeError: entered where ``torch.autograd.graph.disable_saved_tensors_hooks`` is in force; its message.
@@ -74,12 +68,8 @@ class HookScope(Block):
     def __init__(
         self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], *, trusted: bool = False
     ) -> None:
-        if trusted:
-            _keep_from_compiler(pack)
-            _keep_from_compiler(unpack)
         self._is_left = False
-        self._pack = pack if trusted else partial(_call, pack)
-        self._unpack = unpack if trusted else partial(_call, unpack)
+        self._pack, self._unpack = map(_kept_from_compiler if trusted else _called, (pack, unpack))
 
     @opaque
     def enter(self) -> None:

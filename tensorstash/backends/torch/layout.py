@@ -61,15 +61,13 @@ def _live(tensor: Tensor, spec: TensorSpec) -> Array:
     nbytes = tensor.untyped_storage().nbytes()
     if start + span > nbytes:
         raise RuntimeError(f"the elements are out of bounds for storage of size {nbytes}")
-    memory = _run(span).from_address(tensor.data_ptr() - order.lead * itemsize)
+    memory: Any = _run(span).from_address(tensor.data_ptr() - order.lead * itemsize)
     memory.tensor = tensor  # which lives as long as the array
     strides = None if order.is_dense else _steps(order.strides, itemsize)
     return np.ndarray(order.shape, _TYPES[spec.dtype], memory, 0, strides)
 
 
-@lru_cache(1024)
-def _run(nbytes: int) -> Any:
-    return c_uint8 * nbytes
+_run = lru_cache(1024)(c_uint8.__mul__)
 
 
 class Unrecorded(Block):
@@ -157,13 +155,6 @@ def restored(dense: Tensor, spec: TensorSpec, *, adopt: bool) -> Tensor:
         nbytes = order.span * spec.itemsize
         raw = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=spec.device)
         return _filled(raw[(spec.alignment - raw.data_ptr()) % ALIGNMENT :][:nbytes], dense, spec)
-
-
-class DeviceLayouts:
-    """Takes tensors apart and puts them together where they are; see :class:`tensorstash.abilities.Layouts`."""
-
-    dense = staticmethod(dense)
-    restored = staticmethod(restored)
 
 
 def payload(data: Array, spec: TensorSpec) -> Tensor:

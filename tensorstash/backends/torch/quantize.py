@@ -54,42 +54,28 @@ def fits(groups: Groups, bits: int, dtype: torch.dtype) -> bool:
 
 
 def quantize(dense: Tensor, payload: Tensor, groups: Groups, bits: int, seed: int | None):
-    """Write the payload of :class:`~tensorstash.codecs.affine.Affine`.
+    """Write the payload of :class:`~tensorstash.codecs.affine.Affine`, all of its bytes, for contiguous floats.
 
-    Args:
-        dense: contiguous floats of a type that :func:`fits`.
-        payload: bytes, all of which are written.
-        groups: how ``dense`` is cut.
-        bits: of a code.
-        seed: word of stochastic rounding; None for rounding to nearest.
+    ``seed`` is the word of stochastic rounding; None for rounding to nearest.
     """
-    grid, tile = _tiles(groups, bits)
-    _quantize[grid](
-        _raw(dense), payload, 0 if seed is None else seed, *_numbers(groups), **tile,
-        DTYPE=_FLOATS[dense.dtype], STOCHASTIC=seed is not None, **OPTIONS,
-    )  # fmt: skip
+    _launch(_quantize, dense, groups, bits, payload, seed or 0, STOCHASTIC=seed is not None)
 
 
 def dequantize(payload: Tensor, dense: Tensor, groups: Groups, bits: int):
     """Write the elements that a payload of :func:`quantize` stands for, all of ``dense``."""
-    grid, tile = _tiles(groups, bits)
-    _dequantize[grid](payload, _raw(dense), *_numbers(groups), **tile, DTYPE=_FLOATS[dense.dtype], **OPTIONS)
+    _launch(_dequantize, dense, groups, bits, payload)
 
 
-def _raw(floats: Tensor) -> Tensor:
-    return floats.reshape(-1).view(torch.int32 if floats.itemsize == 4 else torch.int16)
-
-
-def _numbers(groups: Groups) -> tuple[int, int, int, int]:
-    return groups.count, groups.per_row, groups.length, groups.size
-
-
-def _tiles(groups: Groups, bits: int) -> tuple[tuple[int], dict[str, object]]:
+def _launch(kernel, dense: Tensor, groups: Groups, bits: int, *others: Tensor | int, **known: bool):
+    raw = dense.reshape(-1).view(torch.int32 if dense.itemsize == 4 else torch.int16)
     longest = min(groups.size, groups.length)
     width = max(next_power_of_2(longest), 8)
     tall = max(TILE // width, 1)
-    whole = longest == width and groups.length % longest == 0
-    return (cdiv(groups.count, tall),), {"TALL": tall, "WIDTH": width, "WHOLE": whole, "BITS": bits}
+    is_whole = longest == width and groups.length % longest == 0
+    kernel[(cdiv(groups.count, tall),)](
+        raw, *others, groups.count, groups.per_row, groups.length, groups.size,
+        TALL=tall, WIDTH=width, WHOLE=is_whole, BITS=bits, DTYPE=_FLOATS[dense.dtype], **known, **OPTIONS,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["seed"])
@@ -108,12 +94,11 @@ def _quantize(
     DTYPE: tl.constexpr,
     STOCHASTIC: tl.constexpr,
 ):
-    group, there, start, place, mask = _cut(count, per_row, length, size, TALL, WIDTH, WHOLE)
+    group, there, place, mask, at, inside = _cut(count, per_row, length, size, TALL, WIDTH, WHOLE, BITS)
     values = _load(source + place, mask, DTYPE)
-    order = values.to(tl.int32, bitcast=True)
-    order = order ^ ((order >> 31) & MAX)
-    low = _float(tl.min(_chosen(mask, order, MAX, WHOLE), axis=1))
-    high = _float(tl.max(_chosen(mask, order, MIN, WHOLE), axis=1))
+    order = _order(values)
+    low = _float(tl.min(tl.where(mask, order, MAX), axis=1))
+    high = _float(tl.max(tl.where(mask, order, MIN), axis=1))
     special = there & False
     held = values
     highest: tl.constexpr = 2**BITS - 1 if STOCHASTIC else _FINEST
@@ -122,8 +107,7 @@ def _quantize(
     if usual == 0:
         finite = mask & (tl.abs(values) < _INFINITE)
         held = tl.where(values > _LIMIT, _LIMIT, tl.where(values < -_LIMIT, -_LIMIT, values))
-        order = held.to(tl.int32, bitcast=True)
-        order = order ^ ((order >> 31) & MAX)
+        order = _order(held)
         smallest = tl.min(tl.where(finite, order, MAX), axis=1)
         largest = tl.max(tl.where(finite, order, MIN), axis=1)
         low = tl.where(smallest > largest, 0.0, _float(smallest))
@@ -158,18 +142,19 @@ def _quantize(
     if usual == 0:
         odd = 2**BITS - _SPECIALS + (values > 0).to(tl.int32) + 2 * (values != values).to(tl.int32)
         codes = tl.where(tl.abs(values) < _INFINITE, codes, odd)
-    codes = _chosen(mask, codes, 0, WHOLE)
     tables = payload.to(tl.pointer_type(tl.float32))
     tl.store(tables + group, scale, mask=there)
     tl.store(tables + count + group, low, mask=there)
-    at, inside = _bytes(count, start, length, size, group, there, WIDTH, WHOLE, BITS, per_row)
-    tl.store(payload + at, _pack(codes, BITS).to(tl.uint8), mask=inside)
+    # Codes side by side, the first in the lowest bits of its byte.
+    codes = tl.reshape(tl.where(mask, codes, 0), [TALL, WIDTH * BITS // 8, 8 // BITS])
+    packed = tl.sum(codes << (tl.arange(0, 8 // BITS) * BITS)[None, None, :], axis=2)
+    tl.store(payload + at, packed.to(tl.uint8), mask=inside)
 
 
 @triton.jit
 def _dequantize(
-    payload,
     target,
+    payload,
     count,
     per_row,
     length,
@@ -180,12 +165,13 @@ def _dequantize(
     BITS: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    group, there, start, place, mask = _cut(count, per_row, length, size, TALL, WIDTH, WHOLE)
+    group, there, place, mask, at, inside = _cut(count, per_row, length, size, TALL, WIDTH, WHOLE, BITS)
     tables = payload.to(tl.pointer_type(tl.float32))
     scale = tl.load(tables + group, mask=there, other=0.0)
     low = tl.load(tables + count + group, mask=there, other=0.0)
-    at, inside = _bytes(count, start, length, size, group, there, WIDTH, WHOLE, BITS, per_row)
-    codes = _unpack(tl.load(payload + at, mask=inside, other=0).to(tl.int32), BITS)
+    packed = tl.load(payload + at, mask=inside, other=0).to(tl.int32)
+    codes = packed[:, :, None] >> (tl.arange(0, 8 // BITS) * BITS)[None, None, :]
+    codes = tl.reshape(codes & (2**BITS - 1), [TALL, WIDTH])
     values = codes.to(tl.float32) * tl.abs(scale)[:, None] + low[:, None]
     special = scale.to(tl.int32, bitcast=True) < 0
     if tl.max(special.to(tl.int32), axis=0) > 0:
@@ -197,35 +183,26 @@ def _dequantize(
 
 
 @triton.jit
-def _cut(count, per_row, length, size, TALL: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
-    """Return the groups of this program, which of them exist, where they start, and their elements."""
+def _cut(
+    count, per_row, length, size, TALL: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, BITS: tl.constexpr
+):
+    """Return the groups of this program and which exist; places of their elements, and of their codes in the payload,
+    and which of these exist."""
     group = tl.program_id(0).to(tl.int64) * TALL + tl.arange(0, TALL)
     there = group < count
-    column = tl.arange(0, WIDTH)
-    if WHOLE:
+    column = tl.arange(0, WIDTH)[None, :]
+    byte = tl.arange(0, WIDTH * BITS // 8)[None, :]
+    if WHOLE:  # else the compiler would not see that neighbours can be read together
         start = group * WIDTH
-        mask = there[:, None] & (column >= 0)[None, :]
+        mask = there[:, None] & (column >= 0)
+        inside = there[:, None] & (byte >= 0)
     else:
         start = group // per_row * length + group % per_row * size
-        width = tl.minimum(length - group % per_row * size, size)
-        mask = there[:, None] & (column[None, :] < width[:, None])
-    return group, there, start, start[:, None] + column[None, :], mask
-
-
-@triton.jit
-def _bytes(
-    count, start, length, size, group, there,
-    WIDTH: tl.constexpr, WHOLE: tl.constexpr, BITS: tl.constexpr, per_row,
-):  # fmt: skip
-    """Return where in the payload the codes of this program are, and which of the places exist."""
-    column = tl.arange(0, WIDTH * BITS // 8)
+        width = tl.minimum(length - group % per_row * size, size)[:, None]
+        mask = there[:, None] & (column < width)
+        inside = there[:, None] & (byte < (width * BITS + 7) // 8)
     first = 8 * count + start * BITS // 8
-    if WHOLE:
-        inside = there[:, None] & (column >= 0)[None, :]
-    else:
-        width = tl.minimum(length - group % per_row * size, size)
-        inside = there[:, None] & (column[None, :] < (width * BITS + 7)[:, None] // 8)
-    return first[:, None] + column[None, :], inside
+    return group, there, start[:, None] + column, mask, first[:, None] + byte, inside
 
 
 @triton.jit
@@ -253,11 +230,10 @@ def _store(pointers, values, mask, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _chosen(mask, values, other, WHOLE: tl.constexpr):
-    """Return the values where they exist; groups that do not exist at all are of no consequence."""
-    if not WHOLE:
-        values = tl.where(mask, values, other)
-    return values
+def _order(values):
+    """Return integers in the order of floats."""
+    order = values.to(tl.int32, bitcast=True)
+    return order ^ ((order >> 31) & MAX)
 
 
 @triton.jit
@@ -275,35 +251,3 @@ def _mix(words):
     words = (words ^ (words >> 16)) * 0x7FEB352D
     words = (words ^ (words >> 15)) * 0x846CA68B
     return words ^ (words >> 16)
-
-
-@triton.jit
-def _pack(codes, BITS: tl.constexpr):
-    """Return bytes of codes side by side along the last dimension, the first in the lowest bits."""
-    if BITS == 2:
-        codes = _paired(codes, 2)
-    if BITS <= 4:
-        codes = _paired(codes, 4)
-    return codes
-
-
-@triton.jit
-def _paired(codes, SHIFT: tl.constexpr):
-    lower, upper = tl.split(tl.reshape(codes, [codes.shape[0], codes.shape[1] // 2, 2]))
-    return lower | (upper << SHIFT)
-
-
-@triton.jit
-def _unpack(codes, BITS: tl.constexpr):
-    """Return the codes of bytes: the inverse of :func:`_pack`."""
-    if BITS <= 4:
-        codes = _parted(codes, 4)
-    if BITS == 2:
-        codes = _parted(codes, 2)
-    return codes
-
-
-@triton.jit
-def _parted(codes, SHIFT: tl.constexpr):
-    both = tl.join(codes & ((1 << SHIFT) - 1), codes >> SHIFT)
-    return tl.reshape(both, [codes.shape[0], codes.shape[1] * 2])

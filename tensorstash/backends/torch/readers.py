@@ -6,7 +6,6 @@
 from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from math import isinf
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,8 +26,6 @@ _SAVES = "_raw_saved_"
 def demand(reader: str) -> Demand:
     """Return the demand of a reader, such as ``"PowBackward0(exponent<1).self"``: the exact tensor unless it is listed.
 
-    Functions written in Python or C++, compiled graphs and operations of later versions are not listed.
-
     >>> demand("AmaxBackward0.self"), demand("LogBackward0.self"), demand("MmBackward0.self"), demand("MineBackward.x")
     ('exact', 'relative', 'any', 'exact')
     """
@@ -44,9 +41,9 @@ def variant(node: Any) -> str:
     ('PowBackward0', 'PowBackward0(exponent<1)')
     """
     name = type(node).__name__
-    if name not in VARYING:
+    if name not in _VARYING:
         return name
-    attribute, is_changed, change = VARYING[name]
+    attribute, is_changed, change = _VARYING[name]
     return name + change if is_changed(getattr(node, attribute)) else name
 
 
@@ -56,14 +53,12 @@ _POWER: _Change = "_saved_exponent", lambda value: isinstance(value, complex) or
 _NORM: _Change = "_saved_p", lambda value: isinstance(value, (int, float)) and isinf(value), "(inf)"
 _DISTANCE: _Change = "_saved_p", lambda value: bool(value != 2), "(p!=2)"
 
-VARYING: Mapping[str, _Change] = MappingProxyType(
-    {
-        "PowBackward0": _POWER,
-        "LinalgVectorNormBackward0": ("_saved_ord", *_NORM[1:]),
-        **dict.fromkeys(("CdistBackward0", "PdistBackward0", "DistBackward0"), _DISTANCE),
-        **dict.fromkeys((f"NormBackward{number}" for number in range(4)), _NORM),
-    }
-)
+_VARYING: Mapping[str, _Change] = {
+    "PowBackward0": _POWER,
+    "LinalgVectorNormBackward0": ("_saved_ord", *_NORM[1:]),
+    **dict.fromkeys(("CdistBackward0", "PdistBackward0", "DistBackward0"), _DISTANCE),
+    **dict.fromkeys((f"NormBackward{number}" for number in range(4)), _NORM),
+}
 """Nodes of which one name does not say it all."""
 
 
@@ -75,39 +70,29 @@ class Readers:
     Nothing is kept of the graph but numbers. Readers that are not found stay unknown: those of the last operations, and
     those of nodes that show nothing (of C++ extensions, of operations in place on views) or under the hooks of
     others.
-
-    Args:
-        is_ours: whether an object is a handle whose reader is wanted.
-        told: from a reader, such as ``"MmBackward0.self"``, to what is told of it.
     """
 
-    __slots__ = ("_first", "_is_ours", "_told", "_walked")
+    __slots__ = ("_first", "_is_ours", "_walked")
 
-    def __init__(self, is_ours: Callable[[object], bool], told: Callable[[str], Any] = demand) -> None:
+    def __init__(self, is_ours: Callable[[object], bool]) -> None:
         self._is_ours = is_ours
-        self._told = told
         self._first = _get_sequence_nr()
         self._walked: set[int] = set()
 
-    def visit(self, tensor: Tensor, /) -> list[tuple[Any, Any]]:
-        """Return new handles on the way to ``tensor``, and what is told of their readers.
+    def visit(self, tensor: Tensor, /) -> list[tuple[Any, Demand]]:
+        """Return new handles on the way to ``tensor``, and the demands of their readers.
 
         Those of the producer of ``tensor`` may come again: it may be about to save more.
         """
-        root = tensor.grad_fn if CAN_TELL else None
+        first, walked, found = self._first, self._walked, []
+        root: Any = tensor.grad_fn if CAN_TELL else None
         number = -1 if root is None else root._sequence_nr()
-        found: list[tuple[Any, Any]] = []
-        if number >= self._first and number not in self._walked:
-            # Not marked as walked: it may be this node that is saving its own result, which it does not show yet.
-            self._walk([root], found)
-        return found
-
-    def _walk(self, waiting: list[Any], found: list[tuple[Any, Any]]) -> None:
-        first, walked, is_ours = self._first, self._walked, self._is_ours
+        # Not marked as walked: it may be this node that is saving its own result, which it does not show yet.
+        waiting = [root] if number >= first and number not in walked else []
         while waiting:
             node = waiting.pop()
-            for handle, reader in _shown(node, is_ours):
-                found.append((handle, self._told(reader)))
+            for handle, reader in shown(node, self._is_ours):
+                found.append((handle, demand(reader)))
             for before, _ in node.next_functions:
                 # The nodes of a thread are numbered. Below the first are those of earlier graphs, or of other threads,
                 # which walk them in scopes of their own; that two threads use one number costs knowledge, never
@@ -115,6 +100,7 @@ class Readers:
                 if before is not None and (number := before._sequence_nr()) >= first and number not in walked:
                     walked.add(number)
                     waiting.append(before)
+        return found
 
 
 def running(handle: object) -> list[str]:
@@ -125,7 +111,7 @@ def running(handle: object) -> list[str]:
     node = torch._C._current_autograd_node() if CAN_TELL else None
     if node is None:
         return []
-    return [reader for _, reader in _shown(node, lambda other: other is handle)] or [type(node).__name__]
+    return [reader for _, reader in shown(node, lambda other: other is handle)] or [type(node).__name__]
 
 
 def running_compiled() -> int | None:
@@ -136,8 +122,9 @@ def running_compiled() -> int | None:
     return int(node._sequence_nr())
 
 
-def _shown(node: Any, is_ours: Callable[[object], bool]) -> list[tuple[object, str]]:
-    shown = []
+def shown(node: Any, is_ours: Callable[[object], bool]) -> list[tuple[object, str]]:
+    """Return the handles among the saved tensors of a node, with the names of their readers."""
+    found = []
     for name, reader in saves_of(node):
         try:
             saved = getattr(node, name)
@@ -145,8 +132,8 @@ def _shown(node: Any, is_ours: Callable[[object], bool]) -> list[tuple[object, s
             continue
         for one in saved if isinstance(saved, (tuple, list)) else (saved,):
             if one is not None and is_ours(handle := one.data):
-                shown.append((handle, reader))
-    return shown
+                found.append((handle, reader))
+    return found
 
 
 def saves_of(node: Any) -> tuple[tuple[str, str], ...]:

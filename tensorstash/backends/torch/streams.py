@@ -1,16 +1,14 @@
 """Streams, copies beside the computation and page-locked memory of PyTorch's accelerator, as the engine asks for them.
 
 PyTorch has one accelerator in a process, of whatever maker, and classes of streams and events that serve all of them.
-The rest (registering memory in place, captured graphs) is used where the device's module has it. In which order things
-are done is the engine's affair.
+The rest (registering memory in place, captured graphs) is used where the device's module has it.
 """
 
 import errno
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from functools import cache, cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,19 +24,14 @@ _PORTABLE = 1
 """Page-locked for all devices of the process, not for the current one alone."""
 
 
-@dataclass(frozen=True)
-class Accelerator:
-    """A type of device whose copies can run beside the computation.
-
-    Args:
-        kind: the type's name.
-        is_capturing: whether work is being recorded, to be replayed later.
-        locked_pages: returns so many bytes of page-locked host memory; raises OSError where it is refused.
-    """
+class Accelerator(NamedTuple):
+    """A type of device whose copies can run beside the computation."""
 
     kind: str
     is_capturing: Callable[[], bool]
+    """Whether work is being recorded, to be replayed later."""
     locked_pages: Callable[[int], Array]
+    """Returns so many bytes of page-locked host memory; raises OSError where it is refused."""
 
 
 def found_accelerator() -> Accelerator | str:
@@ -53,26 +46,22 @@ def found_accelerator() -> Accelerator | str:
 
 
 def asked(kind: str, module: Any, index: int = 0) -> Accelerator | str:
-    """Return the abilities of devices of a type, or the missing ones.
+    """Return the abilities of devices of a type with a module such as ``torch.cuda``, or the missing ones.
 
-    Args:
-        kind: the type's name.
-        module: the device module of it, such as ``torch.cuda``; None if it has none.
-        index: of the device to try; others may belong to other processes, which would pay for a context.
+    Only the device of that index is tried: others may belong to other processes, which would pay for a context.
     """
     try:
         recorded(torch.Stream(device=torch.device(kind, index)))
     except (RuntimeError, ValueError) as refusal:  # which is how PyTorch says that a device has none
         return f"it has no streams ({_first_line(refusal)})"
-    locked_pages = _pinned_pages
+    is_capturing = getattr(module, "is_current_stream_capturing", bool)
     if hasattr(module, "cudart"):
-        locked_pages = partial(registered_pages, partial(_register, module))
-    else:
-        try:
-            locked_pages(1)
-        except OSError as refusal:
-            return f"it has no page-locked memory ({refusal.strerror})"
-    return Accelerator(kind, getattr(module, "is_current_stream_capturing", bool), locked_pages)
+        return Accelerator(kind, is_capturing, partial(registered_pages, partial(_register, module)))
+    try:
+        _pinned_pages(1)
+    except OSError as refusal:
+        return f"it has no page-locked memory ({refusal.strerror})"
+    return Accelerator(kind, is_capturing, _pinned_pages)
 
 
 def _pinned_pages(nbytes: int) -> Array:
@@ -114,13 +103,11 @@ def recorded(stream: torch.Stream) -> torch.Event:
 class DeviceStreams:
     """The streams of PyTorch's devices. Thread-safe.
 
-    Args:
-        find: returns the accelerator of the process, or why there is none to copy beside; asked once, when the first
-            tensor of a device comes.
+    ``find`` is asked once, when the first tensor of a device comes.
     """
 
     def __init__(self, find: Callable[[], Accelerator | str] = found_accelerator) -> None:
-        self._find = find
+        self._found = cache(find)
         self._known: dict[str, tuple[Accelerator | str, torch.device]] = {}
         self._sides: dict[tuple[str, str], torch.Stream] = {}
 
@@ -128,15 +115,11 @@ class DeviceStreams:
     def pinned(self) -> PinnedMemory:
         return PinnedMemory(self.locked_pages, lockable_bytes())
 
-    @cached_property
-    def _found(self) -> Accelerator | str:
-        return self._find()
-
     def _of(self, device: str) -> tuple[Accelerator | str, torch.device]:
         known = self._known.get(device)
         if known is None:
             place = torch.device(device)
-            found: Accelerator | str = "it is the host" if place.type == "cpu" else self._found
+            found: Accelerator | str = "it is the host" if place.type == "cpu" else self._found()
             if isinstance(found, Accelerator) and found.kind != place.type:
                 found = f"PyTorch's accelerator in this process is {found.kind}"
             known = self._known[device] = found, place
@@ -201,17 +184,13 @@ class DeviceStreams:
                 plain.record_stream(stream)
 
     def locked_pages(self, nbytes: int, /) -> Array:
-        accelerator = self._found
+        accelerator = self._found()
         assert not isinstance(accelerator, str), accelerator
         return accelerator.locked_pages(nbytes)
 
 
 def free_bytes(device: str) -> int:
-    """Return how many bytes tensors may still take on a device, those among them that PyTorch holds for it.
-
-    Raises:
-        BackendError: PyTorch does not tell that of this kind of device.
-    """
+    """Return how many bytes tensors may still take on a device, those among them that PyTorch holds for it."""
     kind: Any = getattr(torch, device.partition(":")[0], None)
     if not all(hasattr(kind, name) for name in ("mem_get_info", "memory_allocated", "memory_reserved")):
         raise BackendError(

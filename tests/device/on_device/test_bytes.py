@@ -10,7 +10,7 @@ from inside import session_of
 from torch import Tensor, nn
 
 import tensorstash as ts
-from tensorstash.backends.torch.layout import DeviceLayouts
+from tensorstash.backends.torch import layout
 from tensorstash.backends.torch.streams import DeviceStreams
 from tensorstash.errors import StashError
 from tests.device.chosen import KIND
@@ -227,7 +227,7 @@ def test_a_tensor_that_cannot_be_read_leaves_the_others_of_its_group_alone(monke
     with one.scope():
         handles = [one.pack(tensor) for tensor in (leaf[0] * 2, (leaf[1] * 2).t(), leaf[2] * 2)]
     with monkeypatch.context() as patch:
-        patch.setattr(DeviceLayouts, "dense", refuse)
+        patch.setattr(layout, "dense", refuse)
         with pytest.raises(StashError, match=r"reading float32.* raised RuntimeError: no"):
             one.drain()
     assert [torch.equal(one.unpack(handles[n]).cpu(), expected[n]) for n in (0, 2)] == [True, True]

@@ -107,11 +107,7 @@ class Producers(recipes.Producers[Tensor]):
             return "made outside of the graph"
         if not self._is_first(node, tensor):
             return f"a statistic of {name}"
-        search = _Search(self, ops, depth)
-        try:
-            return search.recipe(search.output(node, is_root=True))
-        except NoRecipe as reason:
-            return str(reason)
+        return _Search(self, ops, depth).recipe(node)
 
     def whole(self, tensor: Tensor, /) -> Tensor:
         """Return the tensor, detached; views have no base here, and a tensor with a recipe fills its memory."""

@@ -93,13 +93,9 @@ class Producers:
         node = made.grad_fn
         if node is None or not CAN_TELL:
             return _NO_PRODUCER if node is None else "this version of PyTorch hides the saved tensors of nodes"
-        search = _Search(self._rules, ops, depth, self)
-        try:
-            if not _is_whole(tensor, spec, base):
-                raise NoRecipe("part of a larger memory")
-            return search.recipe(search.output(node, made.output_nr, is_root=True), _settings())
-        except NoRecipe as reason:
-            return str(reason)
+        if not _is_whole(tensor, spec, base):
+            return "part of a larger memory"
+        return _Search(self._rules, ops, depth, self).recipe(node, made.output_nr, settings=_settings())
 
     def narrowed(self, tensor: Tensor, spec: TensorSpec, /) -> tuple[Recipe, Tensor] | None:
         """Return the source of a cast to a wide floating-point type, and the cast."""
