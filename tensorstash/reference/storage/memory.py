@@ -114,4 +114,6 @@ def adopt_array(array: Array, space: MemorySpace) -> tuple[Storage, Layout]:
     repeats = any(size > 1 and stride == 0 for size, stride in zip(array.shape, array.strides, strict=True))
     dense = np.array(array, order="C" if repeats else "K")
     layout = Layout(dense.shape, tuple(step // dense.itemsize for step in dense.strides), 0, dense.itemsize)
-    return Storage(dense.ravel("K").view(np.uint8), space), layout
+    storage = Storage.allocate(dense.nbytes, space)
+    storage.buffer[...] = dense.ravel("K").view(np.uint8)
+    return storage, layout
