@@ -16,19 +16,14 @@ from tensorstash.reference.tensor import Tensor
 def tensor(data: Any, dtype: DTypeLike | None = None, device: str = "cpu", requires_grad: bool = False) -> Tensor:
     """Copy numbers, nested sequences or an array into a new tensor.
 
-    Args:
-        data: anything ``numpy.asarray`` takes; Python floats become float32, Python integers int64.
-        dtype: element type, by default that of the data.
-        device: where to put it.
-        requires_grad: whether it is a leaf that wants a gradient.
+    Without a type, Python floats become float32 and Python integers int64; arrays keep theirs.
 
     >>> tensor([[1.0, 2.0]])
     tensor([[1., 2.]], float32, cpu)
     """
     array = np.asarray(data)
-    if dtype is None and not isinstance(data, np.ndarray | np.generic):
-        defaults: dict[str, DTypeLike] = {"f": "float32", "c": "complex64"}
-        dtype = defaults.get(array.dtype.kind, array.dtype)
+    if dtype is None and not isinstance(data, np.ndarray | np.generic) and array.dtype.kind == "f":
+        dtype = "float32"
     kind = as_dtype(array.dtype if dtype is None else dtype)
     layout = Layout.contiguous(array.shape, kind.itemsize)
     result = Tensor(Storage.allocate(layout.numel * kind.itemsize, memory(device)), layout, kind)
@@ -70,15 +65,11 @@ def full(
     return tensor(np.full(shape, value), dtype, device, requires_grad)
 
 
-def zeros(
-    shape: Sequence[int], dtype: DTypeLike = "float32", device: str = "cpu", requires_grad: bool = False
-) -> Tensor:
+def zeros(shape: Sequence[int], dtype: DTypeLike = "float32", device: str = "cpu", **options: bool) -> Tensor:
     """Give a dense tensor of zeros."""
-    return full(shape, 0, dtype, device, requires_grad)
+    return full(shape, 0, dtype, device, **options)
 
 
-def ones(
-    shape: Sequence[int], dtype: DTypeLike = "float32", device: str = "cpu", requires_grad: bool = False
-) -> Tensor:
+def ones(shape: Sequence[int], dtype: DTypeLike = "float32", device: str = "cpu", **options: bool) -> Tensor:
     """Give a dense tensor of ones."""
-    return full(shape, 1, dtype, device, requires_grad)
+    return full(shape, 1, dtype, device, **options)

@@ -7,49 +7,61 @@ from typing import Any
 
 from tensorstash.reference import ops
 from tensorstash.reference.autograd.engine import backward
-from tensorstash.reference.inplace import update
+from tensorstash.reference.autograd.graph import is_grad_enabled
+from tensorstash.reference.errors import InplaceError
 from tensorstash.reference.tensor import Tensor
 
 
-def _reflected(operation: Callable[..., Tensor]) -> Callable[[Tensor, complex], Tensor]:
-    return lambda self, other: operation(other, self)
+def update(target: Tensor, operation: Callable[..., Tensor], *operands: Any) -> Tensor:
+    """Compute `operation(target, *operands)` and write it into the memory of `target`.
 
+    The new value is computed and recorded out of place on a private copy, so the operation may save any tensor.
+    Bumps the version that all tensors over the storage share.
 
-def _in_place(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda self, *operands: update(self, operation, *operands)
+    Raises:
+        InplaceError: `target` is a leaf that requires grad or a view, or has elements that share memory; while nothing
+            is recorded only the last.
+        ValueError: the result has another shape or type than `target`.
+    """
+    if target.layout.may_overlap:
+        raise InplaceError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+            "location; clone() it first"
+        )
+    recorded = is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (target, *operands))
+    if recorded and (target._is_view or (target.is_leaf and target.requires_grad)):
+        kind = "a view" if target._is_view else "a leaf tensor that requires grad"
+        raise InplaceError(
+            f"{kind} is being used in an in-place operation while gradients are recorded; do it under no_grad() to "
+            "change the memory alone, or work on a clone()"
+        )
+    value = operation(ops.clone(target) if recorded else target, *operands)
+    if value.meta != target.meta:
+        raise ValueError(f"in-place {operation.__name__}: the result, {value.meta}, does not fit into {target.meta}")
+    target.storage.write(target.layout, target.dtype, value.carriers())
+    target.storage.counter[0] += 1
+    if recorded:
+        target._node = value.node
+    return target
 
-
-def _backward(self: Tensor, gradient: Tensor | None = None, retain_graph: bool = False) -> None:
-    backward(self, gradient, retain_graph=retain_graph)
-
-
-_BY_THEIR_NAME: tuple[Callable[..., Any], ...] = (
-    *(ops.exp, ops.tanh, ops.sigmoid, ops.relu),
-    *(ops.clone, ops.contiguous, ops.astype, ops.to),
-    *(ops.softmax, ops.sum_to, ops.matmul),
-    *(ops.swap_last, ops.expand, ops.reshape, ops.split, ops.as_strided),
-)
 
 _METHODS: dict[str, Callable[..., Any]] = {
-    **{operation.__name__: operation for operation in _BY_THEIR_NAME},
+    **{name: getattr(ops, name) for name in ("exp", "tanh", "relu", "clone", "contiguous", "astype", "to")},
+    **{name: getattr(ops, name) for name in ("swap_last", "sum_to", "expand", "reshape", "split", "as_strided")},
     "__add__": ops.add,
     "__radd__": ops.add,
     "__sub__": ops.sub,
-    "__rsub__": _reflected(ops.sub),
+    "__rsub__": lambda self, other: ops.sub(other, self),
     "__mul__": ops.mul,
     "__rmul__": ops.mul,
-    "__truediv__": ops.div,
-    "__rtruediv__": _reflected(ops.div),
-    "__pow__": ops.power,
-    "__neg__": ops.neg,
     "__gt__": ops.gt,
     "__matmul__": ops.matmul,
     "__getitem__": ops.getitem,
-    "add_": _in_place(ops.add),
-    "sub_": _in_place(ops.sub),
-    "mul_": _in_place(ops.mul),
-    "sum": ops.total,
-    "backward": _backward,
+    "add_": lambda self, other: update(self, ops.add, other),
+    "mul_": lambda self, other: update(self, ops.mul, other),
+    "softmax": lambda self, axis: ops.softmax(self, axis=axis),
+    "sum": lambda self: ops.sum_to(self, shape=()),
+    "backward": backward,
 }
 
 for _name, _method in _METHODS.items():

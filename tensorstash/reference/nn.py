@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
-from tensorstash.reference.creation import tensor
 from tensorstash.reference.ops import gelu
 from tensorstash.reference.tensor import Parameter, Tensor
 
@@ -29,22 +25,18 @@ class Module:
 
     def named_modules(self) -> Iterator[tuple[str, Module]]:
         """Give this module and all below it with dotted names, each module once."""
-        seen: set[int] = set()
-        stack: list[tuple[str, Module]] = [("", self)]
-        while stack:
-            path, module = stack.pop()
-            if id(module) in seen:
-                continue
-            seen.add(id(module))
-            yield path, module
-            stack += reversed([(f"{path}.{name}" if path else name, child) for name, child in module._children()])
+        found: dict[Module, str] = {}
+        self._name("", found)
+        return ((name, module) for module, name in found.items())
 
-    def _children(self) -> Iterator[tuple[str, Module]]:
-        for name, value in vars(self).items():
-            if isinstance(value, Module):
-                yield name, value
-            elif isinstance(value, list):
-                yield from ((f"{name}.{i}", item) for i, item in enumerate(value) if isinstance(item, Module))
+    def _name(self, path: str, found: dict[Module, str]) -> None:
+        if self not in found:
+            found[self] = path
+            for name, value in vars(self).items():
+                items = enumerate(value) if isinstance(value, list) else [("", value)]
+                for number, child in items:
+                    if isinstance(child, Module):
+                        child._name(".".join(filter(None, (path, name, str(number)))), found)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Give parameters and buffers by dotted name, detached, sharing memory."""
@@ -63,12 +55,10 @@ class Module:
 
 
 class Linear(Module):
-    """``x @ weight.T + bias`` with weight (outputs, inputs), both drawn uniformly from ±1/√(inputs)."""
+    """``x @ weight.T + bias`` with weight (outputs, inputs)."""
 
-    def __init__(self, inputs: int, outputs: int, *, generator: np.random.Generator, device: str = "cpu") -> None:
-        bound = 1 / math.sqrt(inputs)
-        self.weight = Parameter(tensor(generator.uniform(-bound, bound, (outputs, inputs)), "float32", device))
-        self.bias = Parameter(tensor(generator.uniform(-bound, bound, outputs), "float32", device))
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self.weight, self.bias = Parameter(weight), Parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight.swap_last() + self.bias

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensorstash.reference.autograd.graph import Meta, Node, is_grad_enabled
 from tensorstash.reference.errors import DeviceError, InplaceError
-from tensorstash.reference.storage.dtypes import Array, DType, DTypeLike
+from tensorstash.reference.storage.dtypes import Array, DType
 from tensorstash.reference.storage.layout import Layout, Shape
 from tensorstash.reference.storage.memory import Storage
 from tensorstash.reference.storage.streams import current_stream
 
 
 class Tensor:
-    """Elements of one type at a layout of a storage, with gradient recording.
+    """Elements of one type at a layout of a storage, which is shared, never copied, with gradient recording.
 
-    Build one with `tensor`, `from_buffer` or `zeros`. Reading is thread-safe; writing in place is
-    not.
-
-    Args:
-        storage: the memory; shared, never copied.
-        layout: where the elements lie in it.
-        dtype: their type.
+    Build one with `tensor`, `from_buffer` or `full`. Reading is thread-safe; writing in place is not.
     """
 
     __slots__ = (
@@ -33,25 +27,15 @@ class Tensor:
 
     __array_ufunc__ = None  # NumPy must leave `array * tensor` to the tensor
 
-    if TYPE_CHECKING:  # `methods` attaches these after import
+    if TYPE_CHECKING:  # `methods` attaches the operations after import
 
-        def _unary(self) -> Tensor: ...
         def _binary(self, other: Tensor | complex, /) -> Tensor: ...
-        def _shaped(self, *shape: int) -> Tensor: ...
 
-        __neg__ = exp = tanh = sigmoid = relu = clone = contiguous = swap_last = sum = _unary
-        __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = __gt__ = matmul = _binary
-        __radd__ = __rsub__ = __rmul__ = __rtruediv__ = add_ = sub_ = mul_ = _binary
-        expand = reshape = _shaped
+        __add__ = __sub__ = __mul__ = __matmul__ = __gt__ = __radd__ = __rsub__ = __rmul__ = _binary
 
         def __getitem__(self, key: Any) -> Tensor: ...
-        def astype(self, dtype: DTypeLike) -> Tensor: ...
-        def to(self, device: str) -> Tensor: ...
-        def softmax(self, axis: int = -1) -> Tensor: ...
-        def sum_to(self, shape: Shape) -> Tensor: ...
+        def __getattr__(self, name: str) -> Callable[..., Tensor]: ...
         def split(self, size: int, axis: int = 0) -> tuple[Tensor, ...]: ...
-        def as_strided(self, shape: Sequence[int], strides: Sequence[int], offset: int | None = None) -> Tensor: ...
-        def backward(self, gradient: Tensor | None = None, retain_graph: bool = False) -> None: ...
 
     def __init__(self, storage: Storage, layout: Layout, dtype: DType) -> None:
         if layout.end > storage.nbytes:
@@ -64,8 +48,8 @@ class Tensor:
         self.base: Tensor | None = None
         self._is_view = False
         # The history of the base when this view of it was made.
-        self._viewed: Node[Tensor] | None = None
-        self._node: Node[Tensor] | None = None
+        self._viewed: Node | None = None
+        self._node: Node | None = None
         self._requires_grad = False
 
     # Memory
@@ -108,7 +92,7 @@ class Tensor:
     @property
     def _version(self) -> int:
         """Number of in-place operations on the storage."""
-        return self.storage.version
+        return self.storage.counter[0]
 
     def data_ptr(self) -> int:
         """Give the address of the first element in its memory space."""
@@ -144,11 +128,7 @@ class Tensor:
         return self.host_bits()
 
     def item(self) -> Any:
-        """Give the only element as a Python number, from any device.
-
-        Raises:
-            ValueError: there is not exactly one element.
-        """
+        """Give the only element as a Python number, from any device."""
         return self.dtype.decode(self._read()).item()
 
     def tolist(self) -> Any:
@@ -158,14 +138,13 @@ class Tensor:
         return bool(self.item())
 
     def __repr__(self) -> str:
-        history = f", grad_fn={self.grad_fn.name}" if self.grad_fn else ", requires_grad" if self.requires_grad else ""
         values = np.array2string(self.dtype.decode(self._read()), separator=", ", prefix="tensor(", threshold=50)
-        return f"tensor({values}, {self.dtype}, {self.device}{history})"
+        return f"tensor({values}, {self.dtype}, {self.device}{', requires_grad' if self.requires_grad else ''})"
 
     # Place in the graph
 
     @property
-    def node(self) -> Node[Tensor] | None:
+    def node(self) -> Node | None:
         """The node that a gradient of this tensor goes to; None if it requires none.
 
         Raises:
@@ -176,7 +155,7 @@ class Tensor:
         return AccumulateGrad(self) if self._node is None and self._requires_grad else self._node
 
     @property
-    def grad_fn(self) -> Node[Tensor] | None:
+    def grad_fn(self) -> Node | None:
         """The node that computed this tensor; None for a leaf."""
         return None if self.is_leaf else self._node
 
@@ -189,16 +168,13 @@ class Tensor:
     def requires_grad(self) -> bool:
         return self._requires_grad or self._node is not None
 
-    @requires_grad.setter
-    def requires_grad(self, mode: bool) -> None:
+    def requires_grad_(self, mode: bool = True) -> Tensor:
+        """Have backward accumulate a gradient in this leaf, or not."""
         if not self.is_leaf:
             raise RuntimeError("only the requires_grad of a leaf can be set; use detach() to cut the graph")
         if mode and not self.dtype.is_differentiable:
             raise RuntimeError(f"only floating point tensors can require gradients, got {self.dtype}")
         self._requires_grad = mode
-
-    def requires_grad_(self, mode: bool = True) -> Tensor:
-        self.requires_grad = mode
         return self
 
     def detach(self) -> Tensor:
@@ -216,7 +192,7 @@ class Tensor:
         storage = Storage(np.empty(0, np.uint8), self.storage.space, self.storage.counter)
         return Tensor(storage, Layout((0,), (1,), 0, self.dtype.itemsize), self.dtype)
 
-    def alias(self, node: Node[Tensor] | None) -> Tensor:
+    def alias(self, node: Node | None) -> Tensor:
         """Give a new tensor over the same memory whose gradient goes to `node`."""
         other = Tensor(self.storage, self.layout, self.dtype)
         other._node, other._is_view = node, self._is_view
@@ -232,19 +208,15 @@ class Tensor:
         return view
 
 
-class AccumulateGrad(Node[Tensor]):
+class AccumulateGrad(Node):
     """The end of the graph at a leaf; nodes of one leaf count as one."""
 
     __slots__ = ("variable",)
 
     def __init__(self, variable: Tensor) -> None:
         super().__init__(())
-        self.variable = variable
+        self.variable, self.key = variable, id(variable)
         self.sequence = -1  # before all others, whenever it was made
-
-    @property
-    def key(self) -> int:
-        return id(self.variable)
 
 
 class Parameter(Tensor):
@@ -254,4 +226,4 @@ class Parameter(Tensor):
 
     def __init__(self, data: Tensor, requires_grad: bool = True) -> None:
         super().__init__(data.storage, data.layout, data.dtype)
-        self.requires_grad = requires_grad
+        self.requires_grad_(requires_grad)

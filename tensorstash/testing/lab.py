@@ -235,7 +235,7 @@ class Lab(ABC):
     def descend(self, leaf: Tensor, rate: float) -> None:
         """Subtract ``rate`` times the gradient in place, as an optimizer would, and clear the gradient."""
         with self.framework.no_grad():
-            leaf.sub_(leaf.grad * rate)
+            leaf.add_(leaf.grad * -rate)
         leaf.grad = None
 
     # Writing in place

@@ -74,7 +74,7 @@ def test_gradients_are_the_same_without_kernels_and_without_streams(
         with here.scope():
             x = leaf()
             y = x * 1.0
-            loss = ((y.swap_last() if view else y) ** 2.0).exp().tanh().sum()
+            loss = ((y.swap_last() if view else y) * 1.5).exp().tanh().sum()
         here.drain()
         stays = here.backend.kernels is not None and policy.plan(here.backend.spec(x)).store is None
         assert set(here.stats().stored) == ({"device"} if stays else {"memory"})
@@ -88,7 +88,7 @@ def test_a_recipe_is_proved_on_a_device_without_streams() -> None:
     here: Session[Any] = Session(policy, backend, min_bytes=0, limits=ts.Limits())
     with here.scope():
         hidden = (leaf() * 1.0).exp()
-        loss = ((hidden.sigmoid() * hidden) ** 2.0).sum()
+        loss = ref.ops.gelu(hidden.tanh() * hidden).sum()
     loss.backward()
     stats = here.stats()
     assert "mul" in stats.recomputed

@@ -18,6 +18,10 @@ def transposed(x: Any) -> Any:
     return x.swap_last() if isinstance(x, Tensor) else x.mT
 
 
+def squared(x: Any) -> Any:
+    return x * x
+
+
 def in_place(x: Any, y: Any) -> Any:
     a = x * 2
     a.mul_(y).add_(a.clone() * y)
@@ -29,38 +33,37 @@ CASES: dict[str, tuple[Function, *tuple[tuple[int, ...], ...]]] = {
     "sub": (lambda a, b: 1 - (a - b), (2, 1), (1, 3)),
     "mul": (lambda a, b: a * b * 3, (2, 3), (3,)),
     "mul by itself": (lambda a: a * a, (3,)),
-    "div": (lambda a, b: a / b, (2, 3), (3,)),
-    "div number": (lambda a: 2 / a + a / 4, (3,)),
-    "neg": (lambda a: -a * a, (3,)),
-    "pow": (lambda a: a**3 + a**2 + a**0 + a**1.5, (3,)),
-    "pow of negative": (lambda a: (a - 2) ** 2 + (a - 2) ** 3, (4,)),
     "exp": (lambda a: a.exp(), (3,)),
     "tanh": (lambda a: a.tanh(), (3,)),
-    "sigmoid": (lambda a: a.sigmoid(), (3,)),
     "relu": (lambda a: ((a - 1) * a * a).relu(), (6,)),
-    "clone": (lambda a: transposed(a).clone() ** 2, (2, 3)),
-    "contiguous": (lambda a: transposed(a).contiguous() ** 2, (2, 3)),
-    "sum": (lambda a: a.sum() ** 2, (2, 3)),
+    "clone": (lambda a: squared(transposed(a).clone()), (2, 3)),
+    "contiguous": (lambda a: squared(transposed(a).contiguous()), (2, 3)),
+    "sum": (lambda a: squared(a.sum()), (2, 3)),
     "matmul": (lambda a, b: a @ b, (2, 3), (3, 2)),
     "matmul batched": (lambda a, b: a @ b, (2, 1, 2, 2), (3, 2, 1)),
-    "transpose": (lambda a: transposed(a) ** 2, (2, 2, 3)),
-    "expand": (lambda a: a.expand(2, 3, 1) ** 2, (3, 1)),
-    "reshape": (lambda a: transposed(a).reshape(-1, 2) ** 2, (2, 2, 2)),
-    "index": (lambda a: a[1, :, None, ::2] ** 2 + a[-1, 0, 0], (2, 2, 3)),
+    "transpose": (lambda a: squared(transposed(a)), (2, 2, 3)),
+    "expand": (lambda a: squared(a.expand(2, 3, 1)), (3, 1)),
+    "reshape": (lambda a: squared(transposed(a).reshape(-1, 2)), (2, 2, 2)),
+    "index": (lambda a: squared(a[1, :, None, ::2]) + a[-1, 0, 0], (2, 2, 3)),
     "split": (lambda a: a.split(2, 1)[0] * a.split(2, 1)[1], (2, 4)),
     "softmax": (lambda a: a.softmax(-1), (2, 3)),
     "softmax over columns": (lambda a: a.softmax(0), (2, 3)),
     "in place": (in_place, (2, 3), (3,)),
-    "attention": (lambda q, k, v: (q @ transposed(k) / 2.0).softmax(-1) @ v.tanh(), (3, 2), (3, 2), (3, 2)),
+    "attention": (lambda q, k, v: (q @ transposed(k) * 0.5).softmax(-1) @ v.tanh(), (3, 2), (3, 2), (3, 2)),
     "third of a composition": (lambda a: (a.tanh() * a).sum().exp(), (2,)),
 }
 SPELLED_TWICE: dict[str, tuple[Function, Function, *tuple[tuple[int, ...], ...]]] = {
     "gelu": (ops.gelu, lambda a: torch.nn.functional.gelu(a, approximate="tanh"), (4,)),
-    "cast": (lambda a: a.astype("float32").astype("float64") ** 2, lambda a: a.float().double() ** 2, (3,)),
+    "cast": (lambda a: squared(a.astype("float32").astype("float64")), lambda a: squared(a.float().double()), (3,)),
     "to": (lambda a: (a.to("sim:0") * a.to("sim:0")).to("cpu"), lambda a: a * a, (3,)),
-    "sum_to": (lambda a: a.sum_to((1, 3)) ** 2, lambda a: a.sum_to_size(1, 3) ** 2, (2, 2, 3)),
-    "concat": (lambda a, b: ops.concat([a, b, a], 1) ** 2, lambda a, b: torch.cat([a, b, a], 1) ** 2, (2, 1), (2, 2)),
-    "rows": (lambda a: a[tensor(ROWS)] ** 2, lambda a: a[torch.tensor(ROWS)] ** 2, (3, 2)),
+    "sum_to": (lambda a: squared(a.sum_to(shape=(1, 3))), lambda a: squared(a.sum_to_size(1, 3)), (2, 2, 3)),
+    "concat": (
+        lambda a, b: squared(ops.concat([a, b, a], 1)),
+        lambda a, b: squared(torch.cat([a, b, a], 1)),
+        (2, 1),
+        (2, 2),
+    ),
+    "rows": (lambda a: squared(a[tensor(ROWS)]), lambda a: squared(a[torch.tensor(ROWS)]), (3, 2)),
 }
 PAIRS = {**{name: (case[0], *case) for name, case in CASES.items()}, **SPELLED_TWICE}
 
@@ -121,7 +124,7 @@ def test_every_operation_with_a_formula_is_compared() -> None:
         got, _, first = evaluate(name)
         compared |= recorded_names([got[0], *first])
     differentiable = {x.__name__ for x in vars(ops).values() if isinstance(x, Primitive | ViewPrimitive) and x.formulas}
-    assert len(differentiable) > 25
+    assert len(differentiable) > 20
     assert differentiable - compared == {"restride"}, "only that has no gradient"
 
 
@@ -130,12 +133,6 @@ def test_elementwise_results_in_narrow_types_agree_bit_for_bit(dtype: str) -> No
     values = np.random.default_rng(0).normal(size=1000)
     x = tensor(values, "float32").astype(dtype)
     t = torch.tensor(values.astype(np.float32)).to(getattr(torch, dtype))
-    for mine, theirs in ((x * x, t * t), (x + 0.5, t + 0.5), (x / (x * x + 1), t / (t * t + 1)), (x.relu(), t.relu())):
+    for mine, theirs in ((x * x, t * t), (x + 0.5, t + 0.5), (x.relu(), t.relu())):
         bits = theirs.view(torch.int32 if dtype == "float32" else torch.int16).numpy()
         np.testing.assert_array_equal(mine.host_bits().view(bits.dtype), bits)
-
-
-def test_the_slope_of_a_power_of_zero_is_that_of_pytorch() -> None:
-    for exponent in (0, 1, 2):
-        x, t = tensor(0.0, requires_grad=True), torch.tensor(0.0, requires_grad=True)
-        assert grad(x**exponent, x)[0].item() == torch.autograd.grad(t**exponent, t)[0].item()

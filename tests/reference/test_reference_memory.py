@@ -14,7 +14,7 @@ def test_leaves_and_views_may_change_where_nothing_is_recorded() -> None:
         x[0].add_(1.0)
     assert x.tolist() == [2.0, 2.0]
     assert x.is_leaf
-    assert zeros((6,)).as_strided((3, 1), (1, 0)).add_(1.0).tolist() == [[1.0]] * 3
+    assert zeros((6,)).as_strided((3, 1), (1, 0), 0).add_(1.0).tolist() == [[1.0]] * 3
 
 
 def test_bases_name_the_owner_of_the_memory() -> None:

@@ -38,7 +38,7 @@ _SAME_NAMES = ("add", "cast", "clone", "gelu", "mul", "relu")
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         **{name: Rule(name) for name in _SAME_NAMES},
-        **{node: Rule("view", is_view=True) for node in ("expand_to", "permute_axes", "view_as")},
+        **{node: Rule("view", is_view=True) for node in ("expand_to", "swap_last", "view_as")},
     }
 )
 """By the operation."""

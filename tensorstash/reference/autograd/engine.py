@@ -13,7 +13,7 @@ from tensorstash.reference.tensor import AccumulateGrad, Tensor
 _accumulating = threading.Lock()
 
 
-def backward(output: Tensor, gradient: Tensor | None = None, *, retain_graph: bool = False) -> None:
+def backward(output: Tensor, gradient: Tensor | None = None, retain_graph: bool = False) -> None:
     """Accumulate gradients into the `grad` of leaves.
 
     Saved tensors are freed node by node as the walk passes, unless `retain_graph`.
@@ -32,22 +32,19 @@ def backward(output: Tensor, gradient: Tensor | None = None, *, retain_graph: bo
 
 
 def grad(output: Tensor, inputs: Tensor | Sequence[Tensor], *, create_graph: bool = False) -> tuple[Tensor | None, ...]:
-    """Give the gradients of `output` with respect to `inputs`; no `grad` attribute changes.
+    """Give the gradients of an output of one element with respect to `inputs`; no `grad` attribute changes.
 
     Args:
-        output: a tensor of one element.
-        inputs: one tensor or several, leaves or not.
+        output: the tensor to differentiate.
+        inputs: one tensor or several, leaves or not; the gradient is None where the output does not depend on one.
         create_graph: record the gradient computation, for higher derivatives, and keep saved tensors.
-
-    Returns:
-        None for an input that the output does not depend on.
 
     Raises:
         RuntimeError: as `backward`; or an input does not require grad.
 
     >>> from tensorstash.reference import tensor
     >>> x = tensor(3.0, requires_grad=True)
-    >>> (first,) = grad(x**3, x, create_graph=True)
+    >>> (first,) = grad(x * x * x, x, create_graph=True)
     >>> first.item(), grad(first, x)[0].item()
     (27.0, 18.0)
     """
@@ -57,11 +54,7 @@ def grad(output: Tensor, inputs: Tensor | Sequence[Tensor], *, create_graph: boo
 
 
 def _walk(
-    output: Tensor,
-    seed: Tensor | None,
-    wanted: Sequence[Node[Tensor]] | None,
-    retain_graph: bool,
-    create_graph: bool,
+    output: Tensor, seed: Tensor | None, wanted: Sequence[Node] | None, retain_graph: bool, create_graph: bool
 ) -> list[Tensor | None]:
     """Run the graph behind `output`; give the gradients at `wanted`, or accumulate into all leaves if that is None."""
     with set_grad_enabled(create_graph):
@@ -88,7 +81,7 @@ def _walk(
         return [found.get(node.key) for node in wanted or ()]
 
 
-def _order(root: Node[Tensor]) -> list[Node[Tensor]]:
+def _order(root: Node) -> list[Node]:
     """Give every reachable node once, the latest recorded last, and so each before all that feed it."""
     nodes = {root.key: root}
     stack = [root]
@@ -100,10 +93,11 @@ def _order(root: Node[Tensor]) -> list[Node[Tensor]]:
     return sorted(nodes.values(), key=lambda node: node.sequence)
 
 
-def _node_of(tensor: Tensor) -> Node[Tensor]:
-    if tensor.node is None:
+def _node_of(tensor: Tensor) -> Node:
+    node = tensor.node
+    if node is None:
         raise RuntimeError("a tensor does not require grad and does not have a grad_fn")
-    return tensor.node
+    return node
 
 
 def _seed(output: Tensor, gradient: Tensor | None) -> Tensor:
@@ -114,12 +108,9 @@ def _seed(output: Tensor, gradient: Tensor | None) -> Tensor:
                 "pass a gradient"
             )
         return full(output.shape, 1, output.dtype, output.device)
-    if gradient.shape != output.shape or gradient.device != output.device:
-        raise RuntimeError(
-            f"the gradient of an output must match it: got shape {gradient.shape} on {gradient.device}, "
-            f"expected {output.shape} on {output.device}"
-        )
-    return gradient.astype(output.dtype)
+    if gradient.meta != output.meta:
+        raise RuntimeError(f"the gradient of an output must match it: got {gradient.meta}, expected {output.meta}")
+    return gradient
 
 
 def _accumulate(variable: Tensor, gradient: Tensor) -> None:

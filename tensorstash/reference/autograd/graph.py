@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, TypeVar
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
 
 from tensorstash.reference.storage.dtypes import DType
 from tensorstash.reference.storage.layout import Shape
@@ -30,12 +30,7 @@ def is_grad_enabled() -> bool:
 
 @contextmanager
 def set_grad_enabled(mode: bool) -> Iterator[None]:
-    """Record operations of this thread, or do not, for one scope; also a decorator.
-
-    >>> with set_grad_enabled(False):
-    ...     is_grad_enabled()
-    False
-    """
+    """Record operations of this thread, or do not, for one scope."""
     previous = _thread.grad_enabled
     _thread.grad_enabled = mode
     try:
@@ -44,19 +39,14 @@ def set_grad_enabled(mode: bool) -> Iterator[None]:
         _thread.grad_enabled = previous
 
 
-@contextmanager
-def no_grad() -> Iterator[None]:
-    """Record nothing in this thread for one scope; also a decorator."""
-    with set_grad_enabled(False):
-        yield
+def no_grad() -> AbstractContextManager[None]:
+    """Record nothing in this thread for one scope."""
+    return set_grad_enabled(False)
 
 
 def hook_stack() -> list[Any]:
     """Give this thread's stack of saved-tensor hooks, innermost last."""
     return _thread.hooks
-
-
-T = TypeVar("T")
 
 
 class Meta(NamedTuple):
@@ -66,8 +56,11 @@ class Meta(NamedTuple):
     dtype: DType
     device: str
 
+    def __str__(self) -> str:
+        return f"a {self.dtype} tensor of shape {self.shape} on {self.device}"
 
-class Node(Generic[T]):
+
+class Node:
     """One recorded operation of one result; owns its saved tensors and, by its edges, all that was recorded before it.
 
     A chain of any length is freed without deep recursion: every link is an object that CPython's deferred
@@ -77,22 +70,18 @@ class Node(Generic[T]):
         edges: the nodes that the gradients of its inputs go to, None where no gradient is wanted.
     """
 
-    __slots__ = ("__weakref__", "edges", "sequence")
+    __slots__ = ("__weakref__", "edges", "key", "sequence")
 
-    def __init__(self, edges: Sequence[Node[T] | None]) -> None:
+    def __init__(self, edges: Sequence[Node | None]) -> None:
         self.edges = tuple(edges)
+        self.key = id(self)
         self.sequence = next(_clock)
 
     @property
     def name(self) -> str:
         return type(self).__name__
 
-    @property
-    def key(self) -> int:
-        """The key of a node in the backward walk."""
-        return id(self)
-
-    def apply(self, gradient: T) -> Sequence[T | None]:
+    def apply(self, gradient: Any) -> Sequence[Any]:
         """Give the gradient for each edge, given that of the result; None stands for zero."""
         raise NotImplementedError
 

@@ -34,10 +34,8 @@ from tensorstash.reference.storage.memory import adopt_array, memory
 from tensorstash.reference.storage.streams import driver
 from tensorstash.reference.tensor import Tensor
 
-Formula: TypeAlias = Callable[..., "Tensor | None"]
+Formula: TypeAlias = Callable[..., Tensor]
 Operand: TypeAlias = "Tensor | complex"
-_KINDS = "biufc"
-"""Of element types: a number takes the type of a tensor whose kind stands no further left than its own."""
 
 
 class Operation:
@@ -49,12 +47,18 @@ class Operation:
         formulas: gradient of each differentiable operand.
     """
 
+    __call__: Callable[..., Tensor]
+
     def __init__(self, name: str, function: Callable[..., Any], formulas: Mapping[str, Formula]) -> None:
         parameters = inspect.signature(function).parameters.values()
         self.__name__, self.__doc__ = name, function.__doc__
         self.function, self.formulas = function, formulas
         self.operands = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         self.needs = {operand: tuple(inspect.signature(formula).parameters) for operand, formula in formulas.items()}
+
+    def __get__(self, tensor: Tensor | None, owner: type | None = None) -> Callable[..., Tensor]:
+        """Bind as a function does, so that a class may have the operation for a method."""
+        return self if tensor is None else MethodType(self, tensor)
 
     def record(self, operands: Sequence[Operand], attributes: dict[str, Any], out: Tensor) -> Tensor:
         """Return `out`, with its history if this thread records and a differentiable operand requires grad."""
@@ -66,7 +70,7 @@ class Operation:
         return out
 
 
-class OpNode(Node[Tensor]):
+class OpNode(Node):
     """A recorded operation; ``attributes`` are the keyword arguments of its function."""
 
     __slots__ = ("_metas", "_saved", "attributes", "operation")
@@ -74,7 +78,7 @@ class OpNode(Node[Tensor]):
     def __init__(
         self,
         operation: Operation,
-        edges: Sequence[Node[Tensor] | None],
+        edges: Sequence[Node | None],
         operands: Sequence[Any],
         attributes: dict[str, Any],
         out: Tensor,
@@ -103,12 +107,11 @@ class OpNode(Node[Tensor]):
     def apply(self, gradient: Tensor) -> Sequence[Tensor | None]:
         values = {**self._metas, **self.attributes, "g": gradient}
         values |= {name: x.unpack(self) if isinstance(x, SavedTensor) else x for name, x in self._saved.items()}
-        operation, found = self.operation, []
-        for name, edge in zip(operation.operands, self.edges, strict=True):
-            result = None
-            if edge is not None:
-                result = operation.formulas[name](*(values[need] for need in operation.needs[name]))
-            found.append(None if result is None else conform(result, self._metas[f"{name}_meta"]))
+        found: list[Tensor | None] = [None] * len(self.edges)
+        for place, name in enumerate(self.operation.operands):
+            if self.edges[place] is not None:
+                result = self.operation.formulas[name](*(values[need] for need in self.operation.needs[name]))
+                found[place] = conform(result, self._metas[f"{name}_meta"])
         return found
 
     def release(self) -> None:
@@ -119,9 +122,9 @@ class OpNode(Node[Tensor]):
 
 def conform(gradient: Tensor, meta: Meta) -> Tensor:
     """Sum a gradient over dimensions that broadcasting repeated, and give it the type of its operand."""
-    if gradient.shape != meta.shape:
-        gradient = gradient.sum_to(meta.shape)
-    return gradient if gradient.dtype is meta.dtype else gradient.astype(meta.dtype)
+    summed = gradient if gradient.shape == meta.shape else gradient.sum_to(shape=meta.shape)
+    conformed: Tensor = summed.astype(meta.dtype)
+    return conformed
 
 
 class Primitive(Operation):
@@ -141,10 +144,6 @@ class Primitive(Operation):
         # Those that have the type of the result: the ones with a formula, or all if none has one.
         self._is_data = [not formulas or operand in formulas for operand in self.operands]
 
-    def __get__(self, tensor: Tensor | None, owner: type | None = None) -> Callable[..., Tensor]:
-        """Bind as a function does, so that a class may have the operation for a method."""
-        return self if tensor is None else MethodType(self, tensor)
-
     def __call__(self, *operands: Operand, **attributes: Any) -> Tensor:
         """Compute, and record if an operand requires grad.
 
@@ -152,7 +151,11 @@ class Primitive(Operation):
             DeviceError: the operands lie on different devices.
             TypeError: they are of different element types, or a number is not of the tensors'.
         """
-        space = memory(attributes.get("device") or _common_device(self.__name__, operands))
+        tensors = [x for x in operands if isinstance(x, Tensor)]
+        devices = {x.device: None for x in tensors}
+        if len(devices) > 1:
+            raise DeviceError(f"{self.__name__} needs its tensors on one device, got {' and '.join(devices)}")
+        space = memory(attributes.get("device", tensors[0].device))
         common = self._common_dtype(operands)
         launch = None if space.is_host else driver().launch
         if launch is not None:
@@ -170,7 +173,8 @@ class Primitive(Operation):
         arrays = list(map(self._array, self._is_data, operands, stored, [common] * len(operands)))
         with np.errstate(all="ignore"):
             result = np.asarray(self.function(*arrays, **attributes))
-            dtype = self._result_dtype(result, common, attributes)
+            dtype = common if self._moves or result.dtype == common.compute else as_dtype(result.dtype)
+            dtype = as_dtype(attributes.get("dtype", dtype))
             return (result if self._moves else dtype.encode(result)), dtype
 
     def _common_dtype(self, operands: Sequence[Operand]) -> DType:
@@ -178,23 +182,16 @@ class Primitive(Operation):
         dtypes = {x.dtype.name: x.dtype for x in data if isinstance(x, Tensor)}
         if len(dtypes) > 1:
             raise TypeError(f"{self.__name__} got tensors of {' and '.join(dtypes)}; use astype() on all but one")
-        common = next(iter(dtypes.values()))
-        for number in (_number(x) for x in data if not isinstance(x, Tensor)):
-            if _KINDS.index(np.asarray(number).dtype.kind) > _KINDS.index(common.compute.kind):
-                raise TypeError(f"{self.__name__} got {number!r} and a tensor of {common}; use astype() on the tensor")
+        (common,) = dtypes.values()
+        for x in data:
+            if not isinstance(x, Tensor) and not np.can_cast(np.min_scalar_type(x), common.compute, "same_kind"):
+                raise TypeError(f"{self.__name__} got {x!r} and a tensor of {common}; use astype() on the tensor")
         return common
 
     def _array(self, is_data: bool, operand: Any, stored: Array | None, common: DType) -> Array:
         if stored is None:
-            return np.asarray(_number(operand)).astype(common.compute)
+            return np.asarray(operand).astype(common.compute)
         return stored if self._moves or not is_data else common.decode(stored)
-
-    def _result_dtype(self, result: Array, common: DType, attributes: dict[str, Any]) -> DType:
-        if "dtype" in attributes:
-            return as_dtype(attributes["dtype"])
-        if self._moves or result.dtype == common.compute:
-            return common
-        return as_dtype(result.dtype)
 
 
 class ViewPrimitive(Operation):
@@ -210,7 +207,6 @@ class ViewPrimitive(Operation):
         super().__init__(name, relayout, formulas)
 
     def __call__(self, operand: Tensor, **attributes: Any) -> Tensor:
-        """Make the view, and record it if the operand requires grad."""
         view = operand.view_of(self.function(operand.layout, **attributes))
         return self.record((operand,), attributes, view)
 
@@ -218,17 +214,3 @@ class ViewPrimitive(Operation):
 def primitive(*, moves: bool = False, **formulas: Formula) -> Callable[[Callable[..., Any]], Primitive]:
     """Make an operation of a NumPy kernel and its formulas; see the module's table for the names of a formula."""
     return lambda kernel: Primitive(kernel.__name__, kernel, moves=moves, **formulas)
-
-
-def _number(operand: Any) -> complex:
-    value = operand.item() if isinstance(operand, np.generic) else operand
-    if not isinstance(value, bool | int | float | complex):
-        raise TypeError(f"an operand must be a tensor or a number, got {type(operand).__name__}")
-    return value
-
-
-def _common_device(name: str, operands: Sequence[Operand]) -> str:
-    devices = {x.device: None for x in operands if isinstance(x, Tensor)}
-    if len(devices) != 1:
-        raise DeviceError(f"{name} needs its tensors on one device, got {' and '.join(devices)}")
-    return next(iter(devices))

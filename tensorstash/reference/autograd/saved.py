@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
-from tensorstash.reference.autograd.graph import Meta, Node, hook_stack, no_grad
+from tensorstash.reference.autograd.graph import Node, hook_stack, no_grad
 from tensorstash.reference.errors import GraphReleasedError, HookError, InplaceError
 from tensorstash.reference.tensor import Tensor
 
 _RELEASED = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
-    "been freed). Saved intermediate values of the graph are freed when you call .backward() or grad(). Specify "
-    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved "
-    "tensors after calling backward."
+    "been freed). Specify retain_graph=True if you need to backward through the graph a second time."
 )
 
 
@@ -37,22 +34,20 @@ class SavedTensor:
 
     def __init__(self, tensor: Tensor, *, is_output: bool = False) -> None:
         self._is_output = is_output
-        self._node: Node[Tensor] | None = None if is_output else tensor.node
-        self._meta: Meta = tensor.meta
+        self._node = None if is_output else tensor.node
+        self._meta = tensor.meta
         self._version = tensor._version
-        self._hooks: saved_tensors_hooks | None = None
         self._released = False
-        stack = hook_stack()
-        if not stack:
+        self._hooks: saved_tensors_hooks | None = next(reversed(hook_stack()), None)
+        if self._hooks is None:
             self._content: Any = tensor.alias(None)
             return
-        self._hooks = stack[-1]
         with no_grad():
             self._content = self._hooks.pack(tensor.alias(None) if is_output else tensor)
         if tensor._version != self._version:
             raise HookError("a pack hook modified the saved tensor in place; work on a copy")
 
-    def unpack(self, node: Node[Tensor]) -> Tensor:
+    def unpack(self, node: Node) -> Tensor:
         """Give the tensor with its history; any number of times until `release`.
 
         Args:
@@ -73,7 +68,7 @@ class SavedTensor:
         if not isinstance(value, Tensor):
             raise HookError(f"an unpack hook must return a tensor, got {type(value).__name__}")
         if value.meta != self._meta:
-            raise HookError(f"an unpack hook returned {_describe(value.meta)}, expected {_describe(self._meta)}")
+            raise HookError(f"an unpack hook returned {value.meta}, expected {self._meta}")
         return value.alias(origin)
 
     @property
@@ -86,7 +81,7 @@ class SavedTensor:
         self._released = True
         self._content = self._hooks = self._node = None
 
-    def _unhooked(self, origin: Node[Tensor] | None) -> Tensor:
+    def _unhooked(self, origin: Node | None) -> Tensor:
         tensor: Tensor = self._content
         if tensor._version != self._version:
             source = "a leaf" if origin is None else f"output 0 of {origin.name}"
@@ -96,10 +91,6 @@ class SavedTensor:
                 f"{tensor._version}; expected version {self._version} instead."
             )
         return tensor.alias(origin)
-
-
-def _describe(meta: Meta) -> str:
-    return f"a {meta.dtype} tensor of shape {meta.shape} on {meta.device}"
 
 
 class saved_tensors_hooks:  # noqa: N801  (the name both frameworks give it)
@@ -131,14 +122,11 @@ class saved_tensors_hooks:  # noqa: N801  (the name both frameworks give it)
     def __enter__(self) -> None:
         hook_stack().append(self)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         stack = hook_stack()
-        positions = [index for index, pair in enumerate(stack) if pair is self]
-        if not positions:
+        if self not in stack:
             raise HookError("saved_tensors_hooks was exited in a thread that has not entered it")
-        innermost = positions[-1] == len(stack) - 1
-        del stack[positions[-1]]
-        if not innermost:
+        inner = stack[::-1].index(self)
+        del stack[-1 - inner]
+        if inner:
             raise HookError("saved_tensors_hooks scopes were exited out of order: an inner scope is still open")

@@ -14,12 +14,9 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One element type.
+    """One element type: the NumPy types of stored elements and of those that kernels see.
 
-    Args:
-        name: the name both frameworks use, such as ``"float32"``.
-        carrier: the NumPy type of the stored elements (``uint16`` bits for bfloat16).
-        compute: the NumPy type kernels see; float16 and bfloat16 compute through float32 and round once.
+    bfloat16 is stored as uint16. It and float16 compute through float32 and round once.
     """
 
     name: str
@@ -44,8 +41,6 @@ class DType:
         """Give compute elements as stored elements, rounding to nearest even; a view where possible."""
         if self.name == "bfloat16":
             return _round_to_bfloat16(values.astype(np.float32, copy=False))
-        if values.dtype.kind == "c" and self.compute.kind != "c":
-            values = values.real
         return values.astype(self.carrier, copy=False)
 
     def __repr__(self) -> str:
@@ -59,32 +54,25 @@ def _round_to_bfloat16(values: Array) -> Array:
     return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
 
 
-def _table() -> dict[str, DType]:
-    plain = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float32 float64 complex64 complex128"
-    table = {name: DType(name, np.dtype(name), np.dtype(name)) for name in plain.split()}
-    table["float16"] = DType("float16", np.dtype(np.float16), np.dtype(np.float32))
-    table["bfloat16"] = DType("bfloat16", np.dtype(np.uint16), np.dtype(np.float32))
-    return table
-
-
-DTYPES = MappingProxyType(_table())
+_PLAIN = ("bool", *(f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)))
+_PLAIN += ("float32", "float64", "complex64", "complex128")
+DTYPES = MappingProxyType(
+    {name: DType(name, np.dtype(name), np.dtype(name)) for name in _PLAIN}
+    | {"float16": DType("float16", np.dtype(np.float16), np.dtype(np.float32))}
+    | {"bfloat16": DType("bfloat16", np.dtype(np.uint16), np.dtype(np.float32))}
+)
 """Every element type by name."""
 
-DTypeLike: TypeAlias = "DType | str | np.dtype[Any] | type[Any]"
+DTypeLike: TypeAlias = "DType | str | np.dtype[Any]"
 
 
 def as_dtype(value: DTypeLike) -> DType:
-    """Give the element type for a name, a NumPy dtype or a DType.
-
-    Raises:
-        TypeError: there is no such element type.
+    """Give the element type for a name, a NumPy dtype or a DType; refuse others with a `TypeError`.
 
     >>> as_dtype("bfloat16").carrier
     dtype('uint16')
     """
-    if isinstance(value, DType):
-        return value
-    name = value if isinstance(value, str) else np.dtype(value).name
+    name = value if isinstance(value, str) else value.name
     if name not in DTYPES:
         raise TypeError(f"no element type {name!r}; expected one of {', '.join(DTYPES)}")
     return DTYPES[name]

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import EllipsisType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from numpy.typing import NDArray
 
-Array: TypeAlias = NDArray[Any]
+from tensorstash.reference.storage.dtypes import Array
+
 Shape: TypeAlias = tuple[int, ...]
-BasicKey: TypeAlias = "tuple[int | slice | EllipsisType | None, ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +32,6 @@ class Layout:
     itemsize: int
 
     def __post_init__(self) -> None:
-        if len(self.shape) != len(self.strides):
-            raise ValueError(f"shape {self.shape} and strides {self.strides} differ in length")
-        if min(*self.shape, self.offset, 0) < 0:
-            raise ValueError(f"shape {self.shape} and offset {self.offset} must not be negative")
         if self.begin < 0:
             raise ValueError(f"shape {self.shape}, strides {self.strides} and offset {self.offset} lead before byte 0")
 
@@ -63,27 +57,21 @@ class Layout:
     @property
     def begin(self) -> int:
         """The first byte the layout touches; its offset if it touches none."""
-        if self.numel == 0:
-            return self.offset
-        lead = sum((size - 1) * min(stride, 0) for size, stride in zip(self.shape, self.strides, strict=True))
-        return self.offset + lead * self.itemsize
+        return self.offset + self._reach(min) if self.numel else self.offset
 
     @property
     def end(self) -> int:
         """One past the last byte the layout touches; 0 if it touches none."""
-        if self.numel == 0:
-            return 0
-        reach = sum((size - 1) * max(stride, 0) for size, stride in zip(self.shape, self.strides, strict=True))
-        return self.offset + (reach + 1) * self.itemsize
+        return self.offset + self._reach(max) + self.itemsize if self.numel else 0
+
+    def _reach(self, side: Callable[[int, int], int]) -> int:
+        return sum((size - 1) * side(step, 0) for size, step in zip(self.shape, self.byte_strides, strict=True))
 
     @property
     def is_contiguous(self) -> bool:
-        expected = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if size != 1 and stride != expected:
-                return self.numel == 0
-            expected *= size
-        return True
+        dense = Layout.contiguous(self.shape, self.itemsize).strides
+        strides = zip(self.shape, self.strides, dense, strict=True)
+        return self.numel == 0 or all(size == 1 or stride == step for size, stride, step in strides)
 
     @property
     def may_overlap(self) -> bool:
@@ -102,12 +90,3 @@ class Layout:
         found = view(nowhere)
         start = self.offset + found.ctypes.data - nowhere.ctypes.data if found.size else self.offset
         return Layout(found.shape, tuple(step // self.itemsize for step in found.strides), start, self.itemsize)
-
-
-def resolve_shape(shape: Sequence[int], numel: int) -> Shape:
-    """Replace the one -1 of `shape` so that it holds `numel` elements.
-
-    Raises:
-        ValueError: `shape` cannot hold `numel` elements.
-    """
-    return np.broadcast_to(np.int8(0), numel).reshape(shape).shape

@@ -1,8 +1,7 @@
 """Memory spaces with exact accounting, and the storages that live in them.
 
-``cpu`` is host memory. ``sim:0`` and ``sim:1`` are simulated accelerators: each has a memory space of its own,
-which host code cannot reach except by an explicit copy. Only storages are accounted; the scratch memory of a
-kernel is not. A storage gives its bytes back when its last reference goes.
+``cpu`` is host memory. ``sim:0`` and ``sim:1`` are simulated accelerators: host code reaches their memory only by an
+explicit copy. Only storages are accounted; the scratch memory of a kernel is not.
 """
 
 from __future__ import annotations
@@ -23,16 +22,15 @@ _ALIGNMENT_BYTES = 64
 
 @dataclass(frozen=True, eq=False)
 class MemorySpace:
-    """The memory of one device.
-
-    Args:
-        name: device name, such as ``"sim:0"``.
-        is_host: whether NumPy may address this memory.
-    """
+    """The memory of one device."""
 
     name: str
-    is_host: bool
     storages: WeakSet[Storage] = field(default_factory=WeakSet, repr=False)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether NumPy may address this memory."""
+        return self.name == "cpu"
 
     @property
     def allocated_bytes(self) -> int:
@@ -40,14 +38,11 @@ class MemorySpace:
         return sum(storage.nbytes for storage in self.storages)
 
 
-_SPACES = MappingProxyType({name: MemorySpace(name, is_host=name == "cpu") for name in ("cpu", "sim:0", "sim:1")})
+_SPACES = MappingProxyType({name: MemorySpace(name) for name in ("cpu", "sim:0", "sim:1")})
 
 
 def memory(device: str) -> MemorySpace:
-    """Give the memory space of a device.
-
-    Raises:
-        ValueError: there is no such device.
+    """Give the memory space of a device; refuse other names with a `ValueError`.
 
     >>> memory("sim:0").is_host
     False
@@ -60,13 +55,12 @@ def memory(device: str) -> MemorySpace:
 class Storage:
     """A block of bytes in one memory space, with the version counter that all tensors over it share.
 
-    Hashable by identity and usable as a weak-reference target: a token for it never equals a later storage
-    at the same address.
+    Hashable by identity: a weak reference to it never equals one to a later storage at the same address.
 
     Args:
         buffer: flat, writable ``uint8`` array; adopted, not copied.
         space: the memory space that is charged ``buffer.nbytes``.
-        counter: the version to share, in a list of one; by default a new one.
+        counter: the number of in-place operations, in a list of one, to share; by default a new one.
     """
 
     __slots__ = ("__weakref__", "buffer", "counter", "nbytes", "space")
@@ -79,11 +73,6 @@ class Storage:
         self.space, self.buffer, self.nbytes = space, buffer, buffer.nbytes
         space.storages.add(self)
         self.counter = [0] if counter is None else counter
-
-    @property
-    def version(self) -> int:
-        """Number of in-place operations on the memory."""
-        return self.counter[0]
 
     @classmethod
     def allocate(cls, nbytes: int, space: MemorySpace, phase: int = 0) -> Storage:
@@ -117,18 +106,14 @@ class Storage:
         return window
 
 
-def dense_copy(array: Array) -> Array:
-    """Copy to dense memory, in the memory order of the original unless it repeats elements."""
-    repeats = any(size > 1 and stride == 0 for size, stride in zip(array.shape, array.strides, strict=True))
-    return np.array(array, order="C" if repeats else "K")
-
-
 def adopt_array(array: Array, space: MemorySpace) -> tuple[Storage, Layout]:
-    """Give a storage and layout for a kernel's result, without a copy where the result owns dense memory."""
-    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-    dense = array.transpose(order)
-    if not (array.flags.owndata and array.flags.writeable and dense.flags.c_contiguous):
-        return adopt_array(array.copy(), space)
-    strides = Layout.contiguous(dense.shape, array.itemsize).strides
-    layout = Layout(array.shape, tuple(strides[order.index(axis)] for axis in range(array.ndim)), 0, array.itemsize)
-    return Storage(dense.reshape(-1).view(np.uint8), space), layout
+    """Give a storage with a dense copy of a kernel's result, and its layout.
+
+    The order in memory is that of the result, unless that repeats elements.
+    """
+    repeats = any(size > 1 and stride == 0 for size, stride in zip(array.shape, array.strides, strict=True))
+    dense = np.array(array, order="C" if repeats else "K")
+    layout = Layout(dense.shape, tuple(step // dense.itemsize for step in dense.strides), 0, dense.itemsize)
+    storage = Storage.allocate(dense.nbytes, space)
+    storage.buffer[...] = dense.ravel("K").view(np.uint8)
+    return storage, layout

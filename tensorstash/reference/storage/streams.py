@@ -1,7 +1,7 @@
 """Streams of the simulated accelerators: work that the host submits, and that the device does at once.
 
-Another device may take its place for a block: whatever a real one might do, in its own time, can be played through that
-way.
+Another driver may take its place for a block: whatever a real device might do, in its own time, can be played through
+that way.
 """
 
 from __future__ import annotations
@@ -32,12 +32,7 @@ class Event:
 
 
 class Stream:
-    """A queue of work of one device. Thread-safe.
-
-    Args:
-        device: name of the device.
-        name: of the stream.
-    """
+    """A queue of work of one device. Thread-safe."""
 
     __slots__ = ("__weakref__", "device", "name")
 
@@ -59,7 +54,7 @@ class Stream:
 
     def synchronize(self) -> None:
         """Wait until all that has been submitted is done."""
-        driver().record(self).synchronize()
+        self.record().synchronize()
 
 
 class Driver:
@@ -88,13 +83,8 @@ class Driver:
         """Let the block of a storage, once that has gone, wait for the work that another stream has by then."""
 
 
-class _Current(threading.local):
-    def __init__(self) -> None:
-        self.streams: dict[str, Stream] = {}
-
-
-_current = _Current()
-_default: dict[str, Stream] = {}
+_current = threading.local()
+_default = {device: Stream(device, "default") for device in ("sim:0", "sim:1")}
 _drivers = [Driver()]
 
 
@@ -105,11 +95,7 @@ def driver() -> Driver:
 
 @contextmanager
 def driven_by(other: Driver) -> Iterator[None]:
-    """Let all simulated accelerators have another driver until the block ends.
-
-    Raises:
-        RuntimeError: inside another such block.
-    """
+    """Let all simulated accelerators have another driver until the block ends; blocks do not nest."""
     if len(_drivers) > 1:
         raise RuntimeError("one driver is in force already, and they do not nest")
     _drivers.append(other)
@@ -119,32 +105,23 @@ def driven_by(other: Driver) -> Iterator[None]:
         _drivers.pop()
 
 
-def is_asynchronous() -> bool:
-    """Whether work may be done later than it is submitted."""
-    return driver().launch is not None
-
-
 def default_stream(device: str) -> Stream:
     """Return the stream that a device works in where no other is chosen; one for all threads."""
-    stream = _default.get(device)
-    return stream if stream is not None else _default.setdefault(device, Stream(device, "default"))
+    return _default[device]
 
 
 def current_stream(device: str) -> Stream:
     """Return the stream that this thread submits a device's work to."""
-    stream = _current.streams.get(device)
-    return stream if stream is not None else default_stream(device)
+    stream: Stream = getattr(_current, device, _default[device])
+    return stream
 
 
 @contextmanager
 def use_stream(stream: Stream) -> Iterator[None]:
     """Submit this thread's work on the stream's device to it until the block ends."""
-    outer = _current.streams.get(stream.device)
-    _current.streams[stream.device] = stream
+    outer = current_stream(stream.device)
+    setattr(_current, stream.device, stream)
     try:
         yield
     finally:
-        if outer is None:
-            del _current.streams[stream.device]
-        else:
-            _current.streams[stream.device] = outer
+        setattr(_current, stream.device, outer)

@@ -35,10 +35,7 @@ class ReferenceLab(Lab):
         return Parameter(self.tensor(values), requires_grad=trainable)
 
     def model(self) -> reference.nn.Module:
-        model = _Model(self.device)
-        for parameter in model.parameters():
-            parameter.storage.write(parameter.layout, parameter.dtype, floats(*parameter.shape))
-        return model
+        return _Model(*(self.tensor(floats(*shape)) for shape in ((16, 8), (16,), (4, 16), (4,))))
 
     def bits(self, tensor: Tensor) -> Array:
         return tensor.host_bits()
@@ -71,17 +68,15 @@ class ReferenceLab(Lab):
 
 
 class _Model(reference.nn.Module):
-    def __init__(self, device: str) -> None:
-        generator = np.random.default_rng(0)
-        self.first = reference.nn.Linear(8, 16, generator=generator, device=device)
-        self.last = reference.nn.Linear(16, 4, generator=generator, device=device)
+    def __init__(self, *weights: Tensor) -> None:
+        self.first, self.last = reference.nn.Linear(*weights[:2]), reference.nn.Linear(*weights[2:])
 
     def forward(self, inputs: Tensor) -> Tensor:
         out: Tensor = self.last(self.first(inputs).tanh())
         return out
 
 
-class _Observe(Node[Tensor]):
+class _Observe(Node):
     def __init__(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> None:
         super().__init__([tensor.node])
         self._saved = [SavedTensor(each) for each in saved]
