@@ -34,7 +34,7 @@ def test_no_source_is_newer_than_the_module() -> None:
 
 def test_a_broken_module_is_an_error_and_not_a_missing_one(tmp_path: Path) -> None:
     package = tmp_path / "tensorstash"
-    shutil.copytree(ROOT / "tensorstash", package, ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))
+    shutil.copytree(ROOT / "tensorstash", package, ignore=shutil.ignore_patterns("*.so", "*.pyd"))
     # An editable installation would find the module of the installed package.
     program = """
 import sys

@@ -8,12 +8,4 @@ from tensorstash.codecs.sparse import Sparse
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd
 
-__all__ = [
-    "Affine",
-    "AsType",
-    "Lossless",
-    "PackBits",
-    "Sparse",
-    "TwoValued",
-    "Zstd",
-]
+__all__ = ["Affine", "AsType", "Lossless", "PackBits", "Sparse", "TwoValued", "Zstd"]

@@ -39,16 +39,13 @@ class Affine(Shrinking):
     codes for them, which leaves a single code, for the middle of its range, where there are four. A number beyond
     2**126 comes back as 2**126, and a range below 2**-100 as its lower end (``float64``: 2**1022 and 2**-1000).
 
-    The size of a payload is a function of the spec alone, so that a device can make one without being waited for. A
-    tensor that would not get smaller is passed on untouched and without a copy.
-
     Stochastic rounding rounds x up with the probability of its distance from the lower code, so that the expectation
     is x to within 2**-12 of a scale. The random bits are a function of ``seed``, the place of the element and the
-    extremes of its group: the same tensor has the same payload on every device, and no generator of the user is
-    touched.
+    extremes of its group: the same tensor has the same payload on every device.
 
-    Payload: the bytes of the tensor where it is as long as the tensor; else the scale of every group, its sign bit set
-    where codes are given up, the lows of the groups, and the codes, first in the lowest bits.
+    Payload, of a size that the spec alone tells: the bytes of a tensor that would not get smaller; else the scale of
+    every group, its sign bit set where codes are given up, the lows of the groups, and the codes, first in the lowest
+    bits.
 
     Args:
         bits: 2, 4 or 8 per element.
@@ -69,7 +66,6 @@ class Affine(Shrinking):
     name: ClassVar[str] = "affine"
     lossless: ClassVar[bool] = False
     is_quick: ClassVar[bool] = True
-    """Whether it takes hardly longer than a copy."""
 
     bits: Literal[2, 4, 8] = 8
     group_size: int = 128

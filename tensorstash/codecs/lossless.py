@@ -18,14 +18,12 @@ from tensorstash.spec import TensorSpec
 _SAMPLE_ELEMENTS = 1 << 12
 _SAMPLE_RUNS = 8
 _SMALLEST_NBYTES = 1 << 10
-_SLOWER_HAS_TO_SAVE = 0.9
-"""Zstandard on whole elements takes longest: a sample has to get smaller by this than with the other codecs."""
+_SLOWER_HAS_TO_SAVE = 0.9  # Zstandard on whole elements takes longest: it has to get a sample smaller by this
 
+# These need no sample: they give up at the first element that does not fit, which in most tensors is an early one.
 _ONE_BIT = (PackBits(), TwoValued())
-"""These need no sample: they give up at the first element that does not fit, which in most tensors is an early one."""
-
+# By their tag; Zstandard reads payloads of any level.
 _CODECS: tuple[Codec, ...] = (*_ONE_BIT, Sparse(), Zstd(shuffle=True), Zstd())
-"""By their tag; Zstandard reads payloads of any level."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,7 +30,6 @@ class PackBits(Shrinking):
 
     name: ClassVar[str] = "pack_bits"
     is_quick: ClassVar[bool] = True
-    """Whether it takes hardly longer than a copy."""
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         """Whether the elements are booleans."""

@@ -19,13 +19,15 @@ from tensorstash.spec import TensorSpec, opaque_bytes
 class Shrinking(ABC):
     """A codec that passes on, untouched and without a copy, a tensor that would not get smaller.
 
-    The length of a payload tells which of the two it is, so that no byte has to.
+    The length of a payload tells which of the two it is.
     """
 
     __slots__ = ()
     name: ClassVar[str]
     lossless: ClassVar[bool] = True
     kind: ClassVar[CodecKind] = "array->array"
+    is_quick: ClassVar[bool] = False
+    """Whether it takes hardly longer than a copy."""
 
     @abstractmethod
     def accepts(self, spec: TensorSpec, /) -> bool:
@@ -72,11 +74,7 @@ def joined(*parts: Array) -> Array:
 
 
 def split_sections(codec: Codec, body: Array, *sizes: int) -> list[Array]:
-    """Return consecutive views of a run of bytes, which together are all of it.
-
-    Raises:
-        CodecError: the lengths do not add up to the run's.
-    """
+    """Return consecutive views of a run of bytes, which together have to be all of it."""
     check_run(codec, body, sum(sizes))
     ends = np.cumsum(sizes).tolist()
     return [body[end - size : end] for size, end in zip(sizes, ends, strict=True)]
@@ -88,11 +86,7 @@ def damaged(codec: Codec, fault: str) -> CodecError:
 
 
 def check_run(codec: Codec, payload: Array, nbytes: int | None = None, at_least: int = 0) -> None:
-    """Raise unless a payload is a run of bytes, of a known or a least length.
-
-    Raises:
-        CodecError: it is not.
-    """
+    """Raise a CodecError unless a payload is a run of bytes, of a known or a least length."""
     if payload.dtype != np.uint8 or payload.ndim != 1:
         raise damaged(codec, f"got a payload of {payload.dtype}{payload.shape}, expected a run of bytes")
     if payload.size != nbytes if nbytes is not None else payload.size < at_least:
@@ -101,22 +95,14 @@ def check_run(codec: Codec, payload: Array, nbytes: int | None = None, at_least:
 
 
 def check_data(codec: Codec, data: Array, spec: TensorSpec) -> None:
-    """Raise unless ``codec`` accepts ``spec`` and ``data`` is of it.
-
-    Raises:
-        CodecError: it does not, or it is not.
-    """
+    """Raise a CodecError unless ``codec`` accepts ``spec`` and ``data`` is of it."""
     if not codec.accepts(spec):
         raise CodecError(f"{codec!r} does not accept {spec}; put a selector in front of it")
     check_shape(codec, data, spec)
 
 
 def check_shape(codec: Codec, data: Array, spec: TensorSpec) -> None:
-    """Raise unless ``data`` has the shape and the carrier dtype of ``spec``.
-
-    Raises:
-        CodecError: it has not.
-    """
+    """Raise a CodecError unless ``data`` has the shape and the carrier dtype of ``spec``."""
     is_run = spec.shape == (-1,) and data.ndim == 1
     if data.dtype != spec.carrier or (data.shape != spec.shape and not is_run) or not data.flags.c_contiguous:
         raise CodecError(
@@ -125,32 +111,20 @@ def check_shape(codec: Codec, data: Array, spec: TensorSpec) -> None:
 
 
 def check_choice(path: str, value: object, choices: Iterable[object]) -> None:
-    """Raise unless the field at a dotted path, such as ``"affine.bits"``, is one of ``choices``, of the same type.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Raise a ConfigError unless the field at a path, such as ``"affine.bits"``, is a choice, of the same type."""
     allowed = tuple(choices)
     if not any(type(value) is type(choice) and value == choice for choice in allowed):
         raise ConfigError(f"{path}: got {value!r}, expected one of {', '.join(map(repr, allowed))}")
 
 
 def check_integer(path: str, value: object, low: int, high: int | None = None) -> None:
-    """Raise unless ``value`` is an int from ``low`` to ``high``, both included.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Raise a ConfigError unless ``value`` is an int from ``low`` to ``high``, both included."""
     if type(value) is not int or value < low or (high is not None and value > high):
         limits = f"{low} or more" if high is None else f"from {low} to {high}"
         raise ConfigError(f"{path}: got {value!r}, expected a whole number, {limits}")
 
 
 def check_ratio(path: str, value: object, low: float) -> None:
-    """Raise unless ``value`` is a finite number of at least ``low``.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Raise a ConfigError unless ``value`` is a finite number of at least ``low``."""
     if type(value) not in (int, float) or not low <= value < float("inf"):  # type: ignore[operator]
         raise ConfigError(f"{path}: got {value!r}, expected a finite number, {low} or more")

@@ -36,7 +36,6 @@ class TwoValued(Shrinking):
 
     name: ClassVar[str] = "two_valued"
     is_quick: ClassVar[bool] = True
-    """Whether it takes hardly longer than a copy."""
     gives_way: ClassVar[bool] = True
     """Whether it looks for a rare content, and is left out of a plan for a codec of arrays that follows."""
 

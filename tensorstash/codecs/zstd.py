@@ -21,16 +21,9 @@ from tensorstash.protocols import Codec, CodecKind
 from tensorstash.spec import TensorSpec, opaque_bytes
 
 _TOTAL_NBYTES = 8
-
-_FRAME_NBYTES = 1 << 20
-"""Bytes that are compressed at a time, so that the library's own memory for a frame stays small."""
-
-_WORTHWHILE_RATIO = 1.04
-"""Ratio that a sample has to reach for the rest to be compressed."""
-
-_FASTER_MAY_BE_LARGER = 1.06
-"""Largest ratio of the result of the faster of two contexts to the other one."""
-
+_FRAME_NBYTES = 1 << 20  # compressed at a time, so that the library's own memory for a frame stays small
+_WORTHWHILE_RATIO = 1.04  # that a sample has to reach for the rest to be compressed
+_FASTER_MAY_BE_LARGER = 1.06  # largest ratio of the result of the faster of two contexts to the other one
 _FAST_LEVELS = 3
 _SAMPLE_RUNS = 4
 _ROW_PER_SAMPLE = 16
@@ -115,9 +108,7 @@ class Zstd:
 def compressed_rows(rows: Iterable[Array], level: int) -> list[Array]:
     """Return the stored lengths of rows as ``uint64``, and their frames or, where these are no smaller, their bytes.
 
-    Args:
-        rows: runs of bytes; each is read before the next one is asked for, and kept only if it does not compress.
-        level: Zstandard's compression level.
+    Each row is read before the next one is asked for, and kept only if it does not compress.
     """
     contexts = [zstandard.ZstdCompressor(level=level)]  # making one takes 10 us
     if 1 <= level <= _FAST_LEVELS:
@@ -142,8 +133,7 @@ def _compressed(row: Array, contexts: list[zstandard.ZstdCompressor]) -> list[Ar
 def _huffman_context() -> zstandard.ZstdCompressor:
     """Return a context for bytes that are unevenly distributed but hardly ever repeat in order, such as exponents.
 
-    The library cannot code by Huffman without a search for repetitions. Few matches are as long as 7, and looking for
-    them in a small table is cheap; the literals that remain, nearly all, are coded. Twice as fast as level 1.
+    The library cannot code by Huffman without a search for repetitions; that for long ones in a small table is cheap.
     """
     parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=17, hash_log=6, min_match=7)
     return zstandard.ZstdCompressor(compression_params=parameters)
@@ -161,21 +151,13 @@ def total_size(frames: Iterable[Array]) -> int:
 
 
 def stored_rows(codec: Codec, body: Array, count: int) -> list[Array]:
-    """Return each of ``count`` rows as :func:`compressed_rows` has stored it.
-
-    Raises:
-        CodecError: the lengths do not add up.
-    """
+    """Return each of ``count`` rows as :func:`compressed_rows` has stored it."""
     check_run(codec, body, at_least=8 * count)
     return split_sections(codec, body[8 * count :], *body[: 8 * count].view("<u8").tolist())
 
 
 def read_row(codec: Codec, stored: Array, target: Array) -> None:
-    """Fill ``target`` with the bytes of a stored row.
-
-    Raises:
-        CodecError: there are not as many, or they are damaged.
-    """
+    """Fill ``target`` with the bytes of a stored row; raise a CodecError if there are not as many."""
     if stored.size == target.size:
         target[:] = stored
         return

@@ -29,7 +29,6 @@ MMAP_THRESHOLD_BYTES = 1 << 20
 
 CHOICE = "TENSORSTASH_ALLOCATOR"
 """The variable that keeps policies from setting the allocator, with the value ``leave``."""
-
 _M_MMAP_THRESHOLD = -3
 _THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 _TUNABLES = "GLIBC_TUNABLES"
@@ -41,7 +40,6 @@ def _is_glibc() -> bool:
 
 
 def _is_set(environment: Mapping[str, str]) -> bool:
-    """Whether an environment sets glibc's threshold."""
     return _THRESHOLD in environment or "mmap_threshold" in environment.get(_TUNABLES, "")
 
 
@@ -88,7 +86,6 @@ def keep_idle(nbytes: int | str) -> None:
     Raises:
         ConfigError: not a size.
 
-    >>> keep_idle("64 MiB")
     >>> keep_idle("256 MiB")
     """
     POOL.keep(parse_bytes(nbytes, path="keep_idle"))

@@ -11,8 +11,7 @@ from tensorstash.host.pool import POOL, SMALLEST
 from tensorstash.spec import ALIGNMENT
 from tensorstash.spec import Array as Array  # plug-ins find it beside the functions that make one
 
-_KEEPS_PAGES = preloaded_allocator() is not None
-"""Whether the allocator reuses what is freed, so that it has no idle memory beside that of the pool."""
+_KEEPS_PAGES = preloaded_allocator() is not None  # the allocator reuses what is freed
 
 
 def whole_pages(nbytes: int) -> Array:
@@ -101,12 +100,7 @@ _SAMPLES = 16
 
 
 def few_bytes(address: int, nbytes: int, itemsize: int) -> bytes:
-    """Return some elements of memory that the caller keeps, spread over all of it: all of each, always the same ones.
-
-    >>> numbers = np.arange(100, dtype=np.int16)
-    >>> np.frombuffer(few_bytes(numbers.ctypes.data, numbers.nbytes, 2), np.int16)[:4]
-    array([ 0,  6, 12, 18], dtype=int16)
-    """
+    """Return some elements of memory that the caller keeps, spread over all of it, always the same ones."""
     kind, step = _words(nbytes, itemsize)
     return memoryview(kind.from_address(address))[::step].tobytes()
 

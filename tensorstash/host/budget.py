@@ -46,7 +46,7 @@ class Lease:
 
 
 class _Entry(ref[Any]):
-    """Names a lease, or an object that bytes follow; equal only to itself."""
+    """Names a lease, or an object that bytes follow. Equal only to itself."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -154,8 +154,8 @@ def share_of(step_bytes: int, largest: int) -> int:
 class Shares:
     """Budgets that are a share of the bytes of a step. Thread-safe.
 
-    They grow while a step takes more than any before, and never shrink: it is its largest step that a program has to
-    have the memory for. They are counted without a lock; an update lost to another thread makes them a little smaller.
+    They grow while a step takes more than any before, and never shrink: a program has to have the memory for its
+    largest. They are counted without a lock; an update lost to another thread makes them a little smaller.
     """
 
     __slots__ = ("_budgets", "_device_budgets", "_largest", "_most_bytes", "_step_bytes")

@@ -7,20 +7,12 @@ class FreeSpace:
     """The free extents of one file or memory: best fit, lowest offset first among equals, neighbours joined.
 
     Every step costs one binary search and the shift of a list of free extents. Not thread-safe.
-
-    >>> space = FreeSpace(100)
-    >>> space.take(30), space.take(30), space.take(50)
-    (0, 30, None)
-    >>> space.give(0, 30)
-    >>> space.largest, space.free_bytes
-    (40, 70)
     """
 
     __slots__ = ("_end_of", "_start_of", "by_size", "free_bytes")
 
     def __init__(self, size: int = 0) -> None:
-        self.by_size: list[tuple[int, int]] = []
-        """Size and offset of each, in this order."""
+        self.by_size: list[tuple[int, int]] = []  # size and offset of each
         self._end_of: dict[int, int] = {}
         self._start_of: dict[int, int] = {}
         self.free_bytes = 0

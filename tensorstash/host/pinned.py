@@ -21,20 +21,13 @@ from tensorstash.host.pages import BLOCK, mapped_pages, physical_bytes, round_up
 from tensorstash.host.pool import Loan, lend
 from tensorstash.sizes import format_bytes
 
-_UNIT = 512
-"""Blocks begin at multiples of it, in bytes, as copies of devices like it."""
-
+_UNIT = 512  # bytes, at whose multiples blocks begin, as copies of devices like it
 _LEAST_CHUNK, _MOST_CHUNK = 64 * 2**10, 256 * 2**20
-_PART_OF_ALL = 8
-"""A chunk is an eighth of the bytes that are locked already, so that the last one leaves little unused."""
-
-_PART_BYTES, _MOST_THREADS = 16 * 2**20, 8
-"""Of new memory that a thread touches, and threads that do so."""
-
+_PART_OF_ALL = 8  # a chunk is an eighth of the bytes that are locked, so that the last one leaves little unused
+_PART_BYTES, _MOST_THREADS = 16 * 2**20, 8  # of new memory that a thread touches, and threads that do so
 _STEPS_UNUSED = 100
-
+# Variables by which launchers tell how many processes a machine runs.
 _LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
-"""Variables by which launchers tell how many processes a machine runs."""
 
 
 def lockable_bytes(environment: Mapping[str, str] = os.environ) -> int:
@@ -46,11 +39,7 @@ def lockable_bytes(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def registered_pages(lock: Callable[[Array], Callable[[], None]], nbytes: int) -> Array:
-    """Return bytes in pages that ``lock`` has locked in place, and that are unlocked when the last array in them goes.
-
-    Raises:
-        OSError: they cannot be locked.
-    """
+    """Return bytes in pages that ``lock`` has locked in place, and that are unlocked with the last array in them."""
     memory = mapped_pages(nbytes)
     _touch(memory)
     try:
@@ -80,8 +69,7 @@ class PinnedMemory:
     """Arrays in page-locked memory that come back by themselves when the last view of them goes. Thread-safe.
 
     Args:
-        locked_pages: returns so many page-locked bytes, unlocked when the last view of them goes; raises OSError where
-            there are none.
+        locked_pages: returns so many page-locked bytes, unlocked with their last view, or raises OSError.
         budget_bytes: most bytes to lock.
     """
 
@@ -107,10 +95,7 @@ class PinnedMemory:
         return sum(chunk.memory.nbytes for chunk in list(self._chunks))
 
     def take(self, nbytes: int) -> Array | None:
-        """Return uninitialised, writable bytes that are the caller's until the last view of them goes.
-
-        None if the budget is used up or the system refuses, which a warning says once.
-        """
+        """Return uninitialised, writable bytes; None, and one warning, where the budget or the system has no more."""
         size = max(-(-nbytes // _UNIT), 1) * _UNIT
         with self._lock:
             if self._returned:
@@ -134,7 +119,7 @@ class PinnedMemory:
     def end_step(self) -> None:
         """Give up the chunks that many steps have not needed."""
         with self._lock:
-            # Found out here, whatever an interrupt has kept from being noted.
+            # An interrupt may have kept some from being noted.
             self._returned.extend([loan for loan in list(self._loans) if loan() is None])
             self._settle()
             self._step += 1
@@ -190,5 +175,4 @@ class _Chunk(FreeSpace):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody uses any of it."""
         return self.free_bytes == self.memory.nbytes

@@ -17,12 +17,8 @@ SMALLEST = 64 * 2**10
 """Buffers below this many bytes are not pooled: there the C allocator is as good."""
 
 _CLASSES = 16
-
-_FEW = 16 * 2**20
-"""Bytes that may be idle in any case: buffers of different sizes do not chase each other out."""
-
-_SPARE_PART = 8
-"""One in so many of the bytes that were in use at one time are not kept idle beside the others."""
+_FEW = 16 * 2**20  # bytes that may be idle in any case: buffers of different sizes do not chase each other out
+_SPARE_PART = 8  # one in so many of the bytes that were in use at one time are not kept idle beside the others
 
 Pages = NDArray[Any]
 
@@ -82,7 +78,7 @@ class PagePool:
         """Bytes of buffers that nobody uses."""
 
     def take(self, nbytes: int) -> Pages:
-        """Return uninitialised, writable, page-aligned bytes that are the caller's until the last view of them goes."""
+        """Return uninitialised, writable, page-aligned bytes."""
         if nbytes < SMALLEST:
             return page_aligned(nbytes)
         try:
@@ -172,4 +168,4 @@ IDLE_BYTES = 256 * 2**20
 """Most bytes of host memory that the process keeps for the next large buffers, unless told otherwise."""
 
 POOL = PagePool(IDLE_BYTES)
-"""Of the process, as the C allocator is, which it stands in for: buffers outlive the sessions they were made in."""
+"""Of the process, as the C allocator is: buffers outlive the sessions they were made in."""

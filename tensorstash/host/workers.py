@@ -23,9 +23,7 @@ _EXIT_S = 5.0
 class Future(Generic[R]):
     """One piece of work and its outcome: exactly one end, by its result, an error, or being cancelled. Thread-safe.
 
-    Args:
-        work: to run, once.
-        ended: called when there is an end, also one by cancelling or by losing the thread; must not raise.
+    ``ended`` is called when there is an end, also one by cancelling or by losing the thread; it must not raise.
     """
 
     __slots__ = ("_ended", "_ends", "_gates", "_work")
@@ -73,11 +71,7 @@ class Future(Generic[R]):
         return bool(self._ends)
 
     def outcome(self, timeout_s: float | None = None) -> tuple[Any, BaseException | None]:
-        """Wait for the end, in seconds or for as long as it takes; return its result and its error, or None for each.
-
-        Raises:
-            TimeoutError: it has not ended in time.
-        """
+        """Wait for the end, or raise a TimeoutError; return its result and its error, or None for each."""
         if not self._ends:
             gate = threading.Lock()
             gate.acquire()
@@ -189,8 +183,7 @@ class _ThreadPool:
         self._limit = limit
         self._lock = threading.Lock()
         self._todo: deque[Future[Any]] = deque()
-        self._calls: SimpleQueue[object] = SimpleQueue()
-        """None where there is work; anything else ends a thread, which passes it on."""
+        self._calls: SimpleQueue[object] = SimpleQueue()  # None: there is work; else a thread ends, and passes it on
         self._is_stopped = False
         self._owner = weakref.ref(owner, self._calls.put)
         weakref.finalize(self, _await_end, self._todo, self._calls, self.threads)

@@ -9,11 +9,8 @@ from tensorstash.host.arrays import Array
 from tensorstash.kernels import floats, quantize
 from tensorstash.kernels.groups import Groups
 
-_QUANTIZED = frozenset({"float32", "bfloat16", "float16"})
-"""Dtypes that are quantized in compiled code: those that compute in ``float32``."""
-
-_CONVERTED = frozenset({"bfloat16", "float16"})
-"""Dtypes that are converted from and to ``float32`` in compiled code."""
+_QUANTIZED = frozenset({"float32", "bfloat16", "float16"})  # in compiled code: those that compute in float32
+_CONVERTED = frozenset({"bfloat16", "float16"})  # from and to float32 in compiled code
 
 
 def affine_encode(source: Array, body: Array, dtype: str, groups: Groups, bits: int, seed: int | None) -> None:

@@ -14,23 +14,14 @@ from tensorstash.spec import DTYPES
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """A binary floating-point format.
-
-    Args:
-        nbits: width of an element.
-        mantissa: stored bits of the fraction.
-        exponent: lowest exponent of a normal number.
-        largest: largest finite number.
-        overflow: bits of the result for larger numbers, and of infinity.
-        nan: bits of the NaN that NaNs become.
-    """
+    """A binary floating-point format."""
 
     nbits: int
-    mantissa: int
-    exponent: int
-    largest: float
-    overflow: int
-    nan: int
+    mantissa: int  # stored bits of the fraction
+    exponent: int  # lowest of a normal number
+    largest: float  # of the finite numbers
+    overflow: int  # bits of the result for larger numbers, and of infinity
+    nan: int  # bits of the NaN that NaNs become
 
     @property
     def roundoff(self) -> float:

@@ -43,9 +43,6 @@ class Groups:
     A group never crosses a row, whose last group may be shorter. A row is the last dimension, or, where that holds
     less than one group, as many trailing dimensions as it takes: groups of the four columns of an image would need
     more room for their parameters than for their codes.
-
-    >>> Groups.of((2, 300), 128)
-    Groups(rows=2, length=300, size=128)
     """
 
     rows: int

@@ -11,27 +11,20 @@ from tensorstash.kernels.floats import FORMATS, FloatFormat, narrow, widen
 from tensorstash.kernels.groups import Groups
 
 FINEST = 255
-"""The largest code of 8 bits. Fewer bits are codes of 8 bits, rounded once more, which adds 1/34 of a scale to the
-error of 4 bits, and 1/170 to that of 2."""
+"""The largest code of 8 bits; fewer bits are codes of 8 bits, rounded once more."""
+SPECIALS = 3
+"""Codes that groups with numbers that are not finite give up, the last ones: minus infinity, infinity and NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """The limits of the format of the arithmetic.
-
-    Args:
-        dtype: its NumPy name.
-        roundoff: largest relative error of an operation.
-        magic: adding it rounds to a whole number, whose bits are then the lowest of the sum.
-        limit: finite elements beyond it become it, since the range of a group could overflow.
-        least: a group of a smaller range is taken as constant, since its scale would not be a normal number.
-    """
+    """The limits of the format of the arithmetic."""
 
     dtype: str
-    roundoff: float
-    magic: float
-    limit: float
-    least: float
+    roundoff: float  # the largest relative error of an operation
+    magic: float  # adding it rounds to a whole number, whose bits are then the lowest of the sum
+    limit: float  # finite elements beyond it become it: the range of a group could overflow
+    least: float  # a group of a smaller range is taken as constant: its scale would not be a normal number
 
     @classmethod
     def of(cls, dtype: str) -> "Arithmetic":
@@ -41,23 +34,13 @@ class Arithmetic:
         return cls("float32", 2.0**-24, 1.5 * 2.0**23, 2.0**126, 2.0**-100)
 
 
-SPECIALS = 3
-"""Codes that groups with numbers that are not finite give up, the last ones: minus infinity, infinity and NaN."""
-
-
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The numbers that the finite elements of each group are rounded to: ``low + code * abs(scale)``.
+    """The numbers that the finite elements of each group are rounded to: ``low + code * abs(scale)``."""
 
-    Args:
-        low: the smallest finite element, never -0.
-        scale: distance of neighbours, 0 for constant groups; its sign bit is set where :data:`SPECIALS` are.
-        inverse: codes per unit; 0 where ``scale`` is.
-    """
-
-    low: Array
-    scale: Array
-    inverse: Array
+    low: Array  # the smallest finite element, never -0
+    scale: Array  # 0 for constant groups; the sign bit is set where SPECIALS are
+    inverse: Array  # codes per unit; 0 where the scale is
 
     @classmethod
     def of(cls, extent: "Extent", bits: int, highest: int, arithmetic: Arithmetic) -> "Grid":
@@ -79,17 +62,12 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The smallest and the largest finite element of each group; 0 where there is none.
-
-    Args:
-        special: which groups hold a NaN or an infinity; None if none does.
-        elements: rounded in place of the elements: held to the limit, and finite; None if they are that.
-    """
+    """The smallest and the largest finite element of each group; 0 where there is none."""
 
     low: Array
     high: Array
-    special: Array | None = None
-    elements: Array | None = None
+    special: Array | None = None  # groups that hold a NaN or an infinity; None if none does
+    elements: Array | None = None  # rounded in place of the elements: held to the limit, and finite
 
     @classmethod
     def of(cls, values: Array, bits: int, arithmetic: Arithmetic) -> "Extent":

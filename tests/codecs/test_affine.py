@@ -5,7 +5,6 @@ import pytest
 
 from tensorstash.codecs import Affine
 from tensorstash.host.arrays import Array
-from tensorstash.kernels.groups import BLOCK, Block, Groups
 from tensorstash.testing.contents import dense_spec, float_bits, float_values
 from tensorstash.testing.layouts import special_values
 
@@ -129,34 +128,6 @@ def test_a_group_never_crosses_a_row_that_holds_one() -> None:
 def test_short_rows_are_joined_so_that_scales_take_little_room(shape: tuple[int, ...]) -> None:
     data = np.random.default_rng(6).standard_normal(shape).astype(np.float32)
     assert data.nbytes / Affine().encode(data, dense_spec(shape, "float32")).nbytes > 3.6
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (129,), (3, 300), (5, 70_000), (700, 300), (2, 3, 4), (40, 2, 65_537)])
-@pytest.mark.parametrize("size", [1, 3, 128, 65_536, 10**6])
-def test_blocks_cover_every_group_once(shape: tuple[int, ...], size: int) -> None:
-    groups = Groups.of(shape, size)
-    elements = np.arange(groups.rows * groups.length).reshape(groups.rows, groups.length)
-    numbers = np.arange(groups.count).reshape(groups.rows, groups.per_row)
-    there, known = np.zeros_like(elements), np.zeros_like(numbers)
-    for block in groups.blocks():
-        found = block.elements(elements)
-        assert found.size <= BLOCK or len(found) == 1
-        assert (found == block.places(groups.length)).all()
-        ends = numbers[block.rows, block.groups].reshape(-1) % groups.per_row == groups.per_row - 1
-        assert (np.where(ends, groups.length - size * (groups.per_row - 1), size) == block.width).all()
-        assert (
-            found // groups.length * groups.per_row + found % groups.length // size
-            == numbers[block.rows, block.groups].reshape(-1, 1)
-        ).all()
-        block.put(block.elements(there) + 1, there)
-        known[block.rows, block.groups] += 1
-    assert (there == 1).all()
-    assert (known == 1).all()
-
-
-def test_places_are_told_beyond_32_bits() -> None:
-    block = Block(slice(2**20, 2**20 + 1), slice(2, 4), slice(1, 2), 2)
-    assert block.places(2**13).tolist() == [[2**33 + 2, 2**33 + 3]]
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

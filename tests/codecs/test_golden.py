@@ -9,15 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorstash.codecs import (
-    Affine,
-    AsType,
-    Lossless,
-    PackBits,
-    Sparse,
-    TwoValued,
-    Zstd,
-)
+from tensorstash.codecs import Affine, AsType, Lossless, PackBits, Sparse, TwoValued, Zstd
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec
 from tensorstash.testing.contents import dense_spec, float_bits

@@ -1,6 +1,7 @@
 """Rounding agrees with PyTorch's, and lossless codecs do not care how PyTorch sets the floating-point unit."""
 
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from tensorstash.spec import DTYPES
 from tensorstash.testing.contents import contents, dense_spec
 
 
+@cache
 def hard_floats() -> np.ndarray:
     """Return float32 values on, beside and between the ties of every narrow format, and random bits."""
     high = np.arange(1 << 16, dtype=np.uint32) << 16
     low = [0, 1, 0x7FFF, 0x8000, 0x8001, 0x0FFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x3001, 0xFFFF]
-    random = np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, np.uint32)
+    random = np.random.default_rng(0).integers(0, 1 << 32, 1 << 16, np.uint32)
     return np.concatenate([*(high | np.uint32(bits) for bits in low), random]).view(np.float32)
 
 

@@ -42,25 +42,16 @@ native = loaded(options.module)
 import numpy as np  # noqa: E402
 
 from tensorstash import kernels  # noqa: E402
-from tensorstash.codecs import Affine, AsType  # noqa: E402
-from tensorstash.errors import CodecError  # noqa: E402
 from tensorstash.host import native as host  # noqa: E402
 from tensorstash.host.arrays import Array  # noqa: E402
 from tensorstash.kernels.floats import FORMATS  # noqa: E402
 from tensorstash.kernels.groups import Groups  # noqa: E402
 from tensorstash.kernels.quantize import section_nbytes  # noqa: E402
-from tensorstash.protocols import Codec  # noqa: E402
-from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides  # noqa: E402
+from tensorstash.spec import DTYPES  # noqa: E402
 
 REFUSALS = (ValueError, TypeError, BufferError, OverflowError)
 SIZES = (0, 1, 2, 7, 8, 9, 63, 64, 65, 127, 129, 1000, 1023, 1024, 1025, 4099)
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-CODECS: tuple[Codec, ...] = (
-    Affine(bits=2, group_size=7),
-    Affine(bits=4, group_size=33, rounding="stochastic"),
-    Affine(bits=8),
-    AsType(dtype="bfloat16"),
-)
 called: Counter[str] = Counter()
 rng = np.random.default_rng(options.seed)
 
@@ -74,8 +65,8 @@ def placed(array: Array) -> Array:
 
 
 def words_of(itemsize: int, size: int) -> Array:
-    """Return unsigned integers: of any bits, of few values, of many zeros, or of a small range."""
-    kind = rng.integers(4)
+    """Return unsigned integers: of any bits, of few values, of many zeros, of a small range, or of ordinary floats."""
+    kind = rng.integers(5)
     bits = rng.integers(0, 256, size * itemsize, np.uint8).view(f"u{itemsize}")
     if kind == 1:
         bits = rng.choice(np.resize(bits, 2), size) if size else bits
@@ -83,6 +74,9 @@ def words_of(itemsize: int, size: int) -> Array:
         bits = np.where(rng.random(size) < rng.random(), bits, bits.dtype.type(0))
     elif kind == 3:
         bits = (rng.integers(0, 200, size) + (3 << (8 * itemsize - 3))).astype(bits.dtype)
+    elif kind == 4 and itemsize > 1:
+        bits = rng.standard_normal(size).astype("f8" if itemsize == 8 else "f4").view(f"u{max(itemsize, 4)}")
+        bits = (bits >> (16 if itemsize == 2 else 0)).astype(f"u{itemsize}")
     return bits
 
 
@@ -111,7 +105,11 @@ def quantized() -> Iterator[tuple[str, tuple[Any, ...], tuple[str, tuple[Any, ..
     bits, dtype = int(rng.choice([2, 4, 8])), str(rng.choice(FLOATS))
     groups = Groups.of(shape, int(rng.choice([1, 2, 5, 16, 127, 128, 129, 2048, 2049, 10**6])))
     size, itemsize = int(np.prod(shape, dtype=int)), DTYPES[dtype].itemsize
-    source = words_of(itemsize, size).view(DTYPES[dtype].carrier)
+    source = words_of(itemsize, size)
+    infinity = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "float64": 0x7FF << 52}[dtype]
+    odd = rng.random(size) < rng.choice([0, 0.02])
+    source[odd] |= source.dtype.type(infinity)  # a NaN, or infinite
+    source = source.view(DTYPES[dtype].carrier)
     seed = None if rng.random() < 0.5 else int(rng.integers(1 << 32))
     body = rng.integers(0, 256, sum(section_nbytes(dtype, groups, bits)), np.uint8)
     rows = (groups.rows, groups.length, groups.size)
@@ -202,38 +200,6 @@ def assert_hostile_arguments_end(name: str, arguments: tuple[Any, ...]) -> None:
     called[name] += 1
 
 
-def decoded(codec: Codec, payload: Array, spec: TensorSpec) -> Array | str:
-    try:
-        return codec.decode(payload, spec)
-    except CodecError as error:
-        return str(error)
-
-
-def assert_hostile_payloads_end_as_in_numpy(codec: Codec) -> None:
-    dtype = str(rng.choice([name for name in DTYPES if codec.accepts(TensorSpec((1,), (1,), 0, name, "cpu"))]))
-    shape = tuple(int(n) for n in rng.choice([0, 1, 3, 50, 129], rng.integers(0, 3)))
-    spec = TensorSpec(shape, contiguous_strides(shape), 0, dtype, "cpu")
-    data = placed(np.resize(words_of(1, 97), spec.nbytes).view(spec.carrier).reshape(shape))
-    payload = codec.encode(data, spec)
-    for _ in range(6):
-        altered = payload.reshape(-1).view(np.uint8).copy()
-        if altered.size:
-            places = rng.integers(0, min(altered.size, int(rng.choice([24, 10**6]))), 2)
-            altered[places] ^= rng.choice([1, 0x80, 0xFF], 2).astype(np.uint8)
-        whole = placed(altered).view(payload.dtype).reshape(payload.shape)
-        host.functions = None
-        expected = decoded(codec, whole, spec)
-        host.functions = native
-        got = decoded(codec, whole, spec)
-        if isinstance(expected, str) or isinstance(got, str):
-            assert isinstance(got, str), (codec, expected)
-            assert got == expected, codec
-            continue
-        if not codec.lossless and got.dtype == np.uint16:
-            got, expected = ((array.astype(np.uint32) << 16).view(np.float32) for array in (got, expected))
-        assert equal(got, expected, numbers=not codec.lossless), (codec, spec)
-
-
 def main() -> None:
     print(f"seed {options.seed}")
     for _ in range(options.rounds):
@@ -241,8 +207,6 @@ def main() -> None:
             assert_as_in_numpy(name, arguments)
             for _ in range(3):
                 assert_hostile_arguments_end(compiled, raw)
-        for codec in CODECS:
-            assert_hostile_payloads_end_as_in_numpy(codec)
     missing = {name for name in vars(native) if not name.startswith("_")} - set(called)
     missing -= {"Block", "guarded"}  # which do no arithmetic
     assert not missing, f"never called: {missing}"

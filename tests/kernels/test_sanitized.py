@@ -1,4 +1,4 @@
-"""The compiled functions, built with sanitizers, read and write nothing but their arrays, whatever they are given."""
+"""The compiled functions agree with NumPy, and read and write nothing but their arrays, whatever they are given."""
 
 import os
 import shutil
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tensorstash.host import native
+
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = sysconfig.get_paths()["include"]
 SANITIZED = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
@@ -18,6 +20,13 @@ SANITIZED = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover
 def run(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
     variables = {**os.environ, **environment}
     return subprocess.run([*map(str, command)], cwd=ROOT, env=variables, capture_output=True, text=True, timeout=880)
+
+
+def assert_fuzzed(module: object, rounds: int, **environment: str) -> None:
+    fuzz = ROOT / "tests" / "kernels" / "fuzz.py"
+    done = run(sys.executable, fuzz, module, f"--rounds={rounds}", OMP_NUM_THREADS="1", **environment)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert "affine_encode" in done.stdout
 
 
 def skip_without_sanitizers(directory: Path) -> None:
@@ -39,15 +48,10 @@ def test_sanitizers_find_nothing_in_random_and_hostile_calls(tmp_path: Path) -> 
     built = run("gcc", *flags, *extension["sources"], "-o", module)
     assert built.returncode == 0, built.stderr
     preloaded = run("gcc", "-print-file-name=libasan.so").stdout.strip()
-    done = run(
-        sys.executable,
-        ROOT / "tests" / "kernels" / "fuzz.py",
-        module,
-        "--rounds=60",
-        LD_PRELOAD=preloaded,
-        ASAN_OPTIONS="detect_leaks=0",  # Python's own, which are many
-        PYTHONMALLOC="malloc",
-        OMP_NUM_THREADS="1",
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    assert "affine_encode" in done.stdout
+    # Python's own leaks are many.
+    assert_fuzzed(module, 40, LD_PRELOAD=preloaded, ASAN_OPTIONS="detect_leaks=0", PYTHONMALLOC="malloc")
+
+
+@pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
+def test_what_is_installed_gives_the_bits_of_numpy() -> None:
+    assert_fuzzed(native.functions.__file__, 200)

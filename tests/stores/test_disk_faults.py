@@ -133,14 +133,16 @@ def test_where_calls_share_the_place_in_a_file_none_runs_while_it_grows(config, 
 
 
 @pytest.mark.parametrize("reserve", [{}, {"reserve": reserve_nothing()}], ids=["reserved", "zeros"])
-@pytest.mark.parametrize("most", [4097, 4096 + 512, 100_000, PIECE - 1])
+@pytest.mark.parametrize("most", [32 * 4096 + 512, HUGE_PAGE - 1])
 def test_short_transfers_are_carried_on(config, payload, most, reserve):
-    store = DiskStore(config, faulty_calls(write=at_most(most), read=at_most(most), **reserve))
-    for nbytes in (100, 300_000, PIECE + 5):
+    calls = faulty_calls(write=at_most(most), read=at_most(most), **reserve)
+    store = DiskStore(config, calls)
+    for nbytes in (100, 300_000, HUGE_PAGE + 5):
         slot = store.put(payload(nbytes))
         assert os.fstat(store.slab.file.fileno()).st_size == store.file_bytes
         assert np.array_equal(store.get(slot), payload(nbytes))
         store.delete(slot)
+    calls.board.lift()
     check_usable(store, payload)
 
 

@@ -131,7 +131,7 @@ def test_a_file_without_a_name_never_gets_one(tmp_path):
 
 def test_processes_that_open_and_close_in_one_directory_never_collide(tmp_path):
     script = """
-for step in range(60):
+for step in range(20):
     value = (os.getpid() + step) % 251
     store = open_store()
     slots = [store.put(np.full(n, value, np.uint8)) for n in (100, 40_000)]
@@ -145,7 +145,7 @@ for step in range(60):
 @pytest.mark.usefixtures("level")
 def test_opening_again_and_again_leaks_nothing(tmp_path):
     """Descriptors are counted around every test."""
-    for _ in range(50):
+    for _ in range(20):
         Disk(directory=str(tmp_path)).open().close()
         with pytest.raises(StoreError):
             Disk(directory=str(tmp_path / "none")).open()

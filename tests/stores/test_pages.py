@@ -172,17 +172,6 @@ def test_no_buffer_is_handed_out_twice_and_none_is_lost():
         assert (buffer == value % 251).all()
 
 
-def test_sizes_that_never_come_again_take_little_more_than_was_in_use_at_once():
-    pool, sizes = PagePool(64 * MIB), np.random.default_rng(0).integers(2 * MIB, 8 * MIB, 200)
-    held, most = [], 0
-    for size in sizes:
-        held = held[-2:]
-        held.append(pool.take(int(size)))
-        in_use = sum(taken.nbytes for taken in held)
-        most = max(most, in_use)
-        assert in_use + pool.idle_bytes <= most * 9 / 8 + 3 * 4096 + 16 * MIB
-
-
 def test_beside_the_most_that_was_in_use_nothing_is_idle():
     pool = PagePool(512 * MIB)
     held = [pool.take(8 * MIB) for _ in range(32)]

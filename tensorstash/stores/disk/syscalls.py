@@ -16,7 +16,6 @@ if sys.platform != "win32":
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG} if sys.platform != "win32" else {errno.ENOSPC, errno.EFBIG})
 """Error numbers that mean "no room": the device, the quota, or the largest file allowed."""
-
 _ADDRESS_UNITS = (ALIGNMENT, 512, BLOCK)
 UNSUPPORTED = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
 """Error numbers that mean "not on this file system"."""
