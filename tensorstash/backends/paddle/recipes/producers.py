@@ -6,7 +6,7 @@ An address says something only as long as its node lives. That is so while a han
 to the node; where another reader gets one, all that was noted until then counts no more.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -18,11 +18,10 @@ from paddle.base import core
 
 from tensorstash.abilities import recipes
 from tensorstash.abilities.recipes import Leaf, Recipe
-from tensorstash.backends.paddle.eligibility import Parameters
+from tensorstash.backends.paddle.eligibility import PARAMETERS
 from tensorstash.backends.paddle.layout import dtype_name, elements, rebuilt, spec_of
-from tensorstash.backends.paddle.nodes import ACCUMULATION, kind_of, node_of
-from tensorstash.backends.paddle.packed import Settings
-from tensorstash.backends.paddle.readers import is_first, reader
+from tensorstash.backends.paddle.nodes import ACCUMULATION, is_first, kind_of, node_of, reader
+from tensorstash.backends.paddle.packed import SETTINGS
 from tensorstash.backends.paddle.recipes.rules import OUTPUTS, READERS, RULES, Rule
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.backends.search import NoRecipe, Search, run_again
@@ -47,23 +46,13 @@ class Producers(recipes.Producers[Tensor]):
     Args:
         is_ours: as ``rules``, of :class:`tensorstash.abilities.SupportsProducers`.
         rules: besides those that are built in.
-        parameters: of the process.
-        settings: returns those that operations of this scope ran with, by the address of the node.
     """
 
-    __slots__ = ("_is_ours", "_notes", "_parameters", "_rules", "_settings")
+    __slots__ = ("_is_ours", "_notes", "_rules")
 
-    def __init__(
-        self,
-        is_ours: Callable[[object], bool],
-        rules: Sequence[Rule],
-        parameters: Parameters,
-        settings: Callable[[], Mapping[int, Settings]],
-    ) -> None:
+    def __init__(self, is_ours: Callable[[object], bool], rules: Sequence[Rule]) -> None:
         self._is_ours = is_ours
         self._rules = {**RULES, **{rule.node: rule for rule in rules}}
-        self._parameters = parameters
-        self._settings = settings
         self._notes: dict[Hashable, _Note] = {}
 
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
@@ -105,7 +94,7 @@ class Producers(recipes.Producers[Tensor]):
         node = node_of(tensor)
         if node is None:
             return "made outside of the graph"
-        if not self._is_first(node, tensor):
+        if not _is_first(node, tensor):
             return f"a statistic of {name}"
         return _Search(self, ops, depth).recipe(node)
 
@@ -164,24 +153,23 @@ class Producers(recipes.Producers[Tensor]):
 
     def _key(self, node: Any, tensor: Tensor) -> Hashable:
         """Return the name of an output of a node among notes; None for one that no recipe can ask for."""
-        kind, is_first = kind_of(node), self._is_first(node, tensor)
-        can_be_asked_for = kind in OUTPUTS if is_first else kind in RULES and RULES[kind].mask
-        return (node.node_ptr(), is_first) if can_be_asked_for else None
+        kind, first = kind_of(node), _is_first(node, tensor)
+        can_be_asked_for = kind in OUTPUTS if first else kind in RULES and RULES[kind].mask
+        return (node.node_ptr(), first) if can_be_asked_for else None
 
-    def _is_first(self, node: Any, tensor: Tensor) -> bool:
-        return is_first(kind_of(node), self._settings().get(node.node_ptr()), tensor)
+
+def _is_first(node: Any, tensor: Tensor) -> bool:
+    return is_first(kind_of(node), SETTINGS.get(node.node_ptr()), tensor)
 
 
 class _Search(Search):
     """Follows the graph back from one tensor."""
 
-    __slots__ = ("_notes", "_parameters", "_settings")
+    __slots__ = ("_notes",)
 
     def __init__(self, producers: Producers, ops: frozenset[str] | None, depth: int) -> None:
         super().__init__(producers._rules, ops, depth)
         self._notes = producers._notes
-        self._parameters = producers._parameters
-        self._settings = producers._settings()
 
     def output(self, node: Any, *, is_root: bool = False) -> tuple[Any, int]:
         """Return how the first output of a node is made, and in how many operations; raise NoRecipe if it cannot be."""
@@ -192,12 +180,12 @@ class _Search(Search):
             return found, 0
         kind = kind_of(node)
         if kind == ACCUMULATION:
-            leaf = self._parameters.leaf_of(node)
+            leaf = PARAMETERS.leaf_of(node)
             if leaf is None:
                 raise NoRecipe("a leaf that is no parameter")
             return self.input(Leaf(leaf)), 0
         rule = self.rule(kind)
-        settings = self._settings.get(address)
+        settings = SETTINGS.get(address)
         if rule.has_settings and settings is None:
             raise NoRecipe(f"{kind} does not tell its settings")
         before = node.next_functions
