@@ -110,13 +110,20 @@ class HookStack:
         """
         with self._lock:
             scope = next((scope for scope in reversed(self._scopes) if scope.source is source), None)
-            in_order = scope is not None and scope is self.current()
+            is_innermost = scope is self.current()
             if scope is not None:
                 self._remove(scope)
-        if not in_order:
+        if scope is None or not is_innermost:
             raise left_out_of_order(scope is not None)
-        if scope is not None:
-            _report(scope.end(), error)
+        failure = scope.end()
+        try:
+            if failure is not None and error is None:
+                raise failure
+            if failure is not None and error is not None and error is not failure:
+                kind = type(failure).__qualname__
+                error.add_note(f"Before that, a saved tensor could not be packed: {kind}: {failure}")
+        finally:
+            del failure, error  # or the frames of the traceback and the exception hold one another
 
     def drop(self, source: object) -> None:
         """End the scope that ``source`` has entered, if it is in force, and the work left by an interrupt."""
@@ -183,13 +190,3 @@ class HookScope(Block):
         STACK.drop(self)
 
     finish = undo
-
-
-def _report(failure: BaseException | None, error: BaseException | None) -> None:
-    try:
-        if failure is not None and error is None:
-            raise failure
-        if failure is not None and error is not None and error is not failure:
-            error.add_note(f"Before that, a saved tensor could not be packed: {type(failure).__qualname__}: {failure}")
-    finally:
-        del failure, error  # or the frames of the traceback and the exception hold one another
