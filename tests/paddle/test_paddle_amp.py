@@ -3,7 +3,7 @@
 import pytest
 from paddle.base import core
 
-from tensorstash.backends.paddle.repairs.autocast import without_autocast
+from tensorstash.backends.paddle.repairs.foreign_hooks import without_autocast
 
 
 def level(new=None):

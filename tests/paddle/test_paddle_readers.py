@@ -9,8 +9,8 @@ from paddle_cases import layer, leaf, noise
 from paddle_operators.cases import Case, Ran, run
 
 import tensorstash as ts
-from tensorstash.backends.paddle import readers as paddle_readers
-from tensorstash.backends.paddle.readers import reader
+from tensorstash.backends.paddle import nodes
+from tensorstash.backends.paddle.nodes import reader
 from tensorstash.policies import Quantize
 from tensorstash.policies.plan import READ_EXACTLY
 
@@ -120,7 +120,7 @@ def test_outside_of_operators_nobody_reads_and_nothing_may_be_lost(backend):
 
 
 def test_where_the_stack_cannot_be_looked_up_nothing_may_be_lost(backend, monkeypatch):
-    monkeypatch.setattr(paddle_readers, "_process", lambda: None)
+    monkeypatch.setattr(nodes, "_process", lambda: None)
     assert told_of(backend, lambda x: x @ x) == {"None exact"}
 
 

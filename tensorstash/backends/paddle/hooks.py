@@ -20,7 +20,7 @@ from paddle import Tensor
 from paddle.base import core
 
 from tensorstash.backends.forward import left_out_of_order
-from tensorstash.backends.paddle.packed import WRITES, NotPacked, Pack, Scope, Unhooked, Unpack, unpacked
+from tensorstash.backends.paddle.packed import WRITES, Pack, Scope, Unpack, call, unhooked, unpacked
 from tensorstash.backends.paddle.repairs.backward import hook_failed
 from tensorstash.errors import BackendError
 from tensorstash.host.blocks import Block, guarded
@@ -30,7 +30,7 @@ _reset: Callable[[], None] = core.eager.reset_saved_tensors_hooks
 
 
 class HookStack:
-    """The scopes of all threads over the one pair that Paddle has. One per process."""
+    """The scopes of all threads over the one pair that Paddle has."""
 
     def __init__(self) -> None:
         # Scopes end inside garbage collections, too, which begin anywhere.
@@ -72,7 +72,7 @@ class HookStack:
             self._innermost[scope.thread] = scope
             self.entries += 1
 
-    def _pack(self, tensor: Tensor) -> Any:
+    def _pack(self, tensor: Tensor) -> CellType:
         """Return what stands for a tensor that an operation of any thread saves.
 
         An exception of a hook does not go through C++, which would leak the arguments and the graph behind them,
@@ -83,11 +83,11 @@ class HookStack:
         if scope is None or not scope.ready:
             if not self._innermost:
                 self._tidy()
-            if scope is None or scope.failure is None:
-                return Unhooked(tensor, scope is not None and scope.call is WRITES)
-            return NotPacked(scope, scope.failure)
+            if scope is not None and scope.failure is not None:
+                return scope.refusal()
+            return unhooked(tensor)
         scope.ready = False
-        mark: Any = scope.call
+        mark: Any = call.settings
         if mark is WRITES:  # the address of a memory that must not come back; 0 where any must not
             mark = tensor.data_ptr() if scope.private and tensor._is_initialized() else 0
         # A cell is the cheapest box that can be emptied; tuples and lists are not opaque to Paddle.
@@ -95,12 +95,12 @@ class HookStack:
         scope.ready = True
         return packed
 
-    def _not_packed(self, error: BaseException) -> Any:
+    def _not_packed(self, error: BaseException) -> CellType:
         scope = self.current()
         if scope is None:
             raise error
         scope.failure = error  # and never ready again
-        return NotPacked(scope, error)
+        return scope.refusal()
 
     def pop(self, source: object, error: BaseException | None) -> None:
         """End the scope that ``source`` entered; raise the exception of its ``pack``, unless its body has raised one.
@@ -110,13 +110,20 @@ class HookStack:
         """
         with self._lock:
             scope = next((scope for scope in reversed(self._scopes) if scope.source is source), None)
-            in_order = scope is not None and scope is self.current()
+            is_innermost = scope is self.current()
             if scope is not None:
                 self._remove(scope)
-        if not in_order:
+        if scope is None or not is_innermost:
             raise left_out_of_order(scope is not None)
-        if scope is not None:
-            _report(scope.end(), error)
+        failure = scope.end()
+        try:
+            if failure is not None and error is None:
+                raise failure
+            if failure is not None and error is not None and error is not failure:
+                kind = type(failure).__qualname__
+                error.add_note(f"Before that, a saved tensor could not be packed: {kind}: {failure}")
+        finally:
+            del failure, error  # or the frames of the traceback and the exception hold one another
 
     def drop(self, source: object) -> None:
         """End the scope that ``source`` has entered, if it is in force, and the work left by an interrupt."""
@@ -150,11 +157,14 @@ class HookStack:
             _reset()
 
 
+STACK = HookStack()
+"""The one of the process, as there is one pair, however many backends are made."""
+
+
 class HookScope(Block):
     """A pair of hooks for this thread and one block of code; nests, the innermost pair runs.
 
     Args:
-        stack: where it is entered.
         pack: runs with gradient recording off, as does ``unpack``; without one, no pair is in force but those that are
             entered inside.
         unpack: called from whatever thread asks for the tensor.
@@ -164,33 +174,19 @@ class HookScope(Block):
         BackendError: left in another order, or on another thread, than entered.
     """
 
-    __slots__ = ("_pack", "_private", "_stack", "_unpack")
+    __slots__ = ("_pair", "_private")
 
-    def __init__(
-        self, stack: HookStack, pack: Pack | None = None, unpack: Unpack | None = None, *, private: bool = False
-    ) -> None:
-        self._stack = stack
-        self._pack = pack
-        self._unpack = unpack
+    def __init__(self, pack: Pack | None = None, unpack: Unpack | None = None, *, private: bool = False) -> None:
+        self._pair = pack, unpack
         self._private = private
 
     def enter(self) -> None:
-        self._stack.push(self, self._pack, self._unpack, private=self._private)
+        STACK.push(self, *self._pair, private=self._private)
 
     def leave(self, kind: Any, error: BaseException | None, trace: Any, /) -> None:
-        self._stack.pop(self, error)
+        STACK.pop(self, error)
 
     def undo(self, *raised: object) -> None:
-        self._stack.drop(self)
+        STACK.drop(self)
 
     finish = undo
-
-
-def _report(failure: BaseException | None, error: BaseException | None) -> None:
-    try:
-        if failure is not None and error is None:
-            raise failure
-        if failure is not None and error is not None and error is not failure:
-            error.add_note(f"Before that, a saved tensor could not be packed: {type(failure).__qualname__}: {failure}")
-    finally:
-        del failure, error  # or the frames of the traceback and the exception hold one another

@@ -5,8 +5,7 @@ strides and byte offset of the saved tensor (Paddle PR #65619, #69585). A tensor
 otherwise is silently misread, so everything here rebuilds strides and byte offset, too.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -15,18 +14,15 @@ import numpy as np
 import paddle
 from paddle import Tensor
 
+from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.errors import BackendError
 from tensorstash.host.arrays import Array, aligned_empty, as_bytes, borrowed
 from tensorstash.spec import ALIGNMENT, DTYPES, TensorSpec, contiguous_strides
 
-_DTYPES: Mapping[str, Any] = MappingProxyType(
-    # Paddle's uint16 is another name of bfloat16, and its uint32 and uint64 have no operations.
-    {
-        name: getattr(paddle, name)
-        for name in DTYPES
-        if hasattr(paddle, name) and name not in ("uint16", "uint32", "uint64")
-    }
-)
+# Paddle's uint16 is another name of bfloat16, and its uint32 and uint64 have no operations.
+_MOVED = [name for name in DTYPES if hasattr(paddle, name) and name not in ("uint16", "uint32", "uint64")]
+
+_DTYPES: Mapping[str, Any] = MappingProxyType({name: getattr(paddle, name) for name in _MOVED})
 """The element types of this build that can be moved."""
 
 _NAMES: Mapping[int, str] = MappingProxyType({id(dtype): name for name, dtype in _DTYPES.items()})
@@ -35,7 +31,6 @@ _EXCHANGED: Mapping[str, str] = MappingProxyType(
     {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 )
 """The types that DLPack does not take here, and the carriers of their bits."""
-
 
 _contiguous = lru_cache(4096)(contiguous_strides)
 
@@ -73,58 +68,94 @@ def _spec(
     return TensorSpec(shape, strides, offset, dtype, device, alignment=alignment)
 
 
-def is_plain(spec: TensorSpec) -> bool:
+def is_plain(shape: tuple[int, ...], strides: tuple[int, ...], offset: int, dtype: str) -> bool:
     """Whether a tensor is laid out as kernels lay out results, and NumPy has its type: no view is needed."""
-    return spec.offset == 0 and spec.strides == _contiguous(spec.shape) and spec.dtype not in _EXCHANGED
+    return offset == 0 and strides == _contiguous(shape) and dtype not in _EXCHANGED
 
 
-def is_out_of_reach(tensor: Tensor) -> bool:
-    """Whether a dense tensor can be read and rebuilt only with Paddle's kernels for views, which are switched off."""
-    # Not by is_contiguous(), which raises where it is not, when those kernels are off.
-    is_contiguous = not tensor._offset() and tuple(tensor.strides) == _contiguous(tuple(tensor.shape))
-    if is_contiguous and dtype_name(tensor.dtype) not in _EXCHANGED:
-        return False
-    flags: Any = paddle.get_flags("FLAGS_use_stride_kernel")
-    return not flags["FLAGS_use_stride_kernel"]
+def described(tensor: Tensor) -> str:
+    """See :meth:`tensorstash.abilities.Backend.describe`; the text of the spec of a tensor that has one."""
+    place = place_name(tensor.place) if tensor._is_initialized() else "no place"
+    return f"{str(tensor.dtype).removeprefix('paddle.')}{tuple(tensor.shape)} on {place}"
 
 
 def elements(tensor: Tensor, spec: TensorSpec) -> Array:
-    """See :meth:`tensorstash.abilities.Backend.to_host`.
-
-    Not by ``Tensor.contiguous()``, which would rearrange the user's own tensor.
-    """
-    order = spec.order
-    if order.span == 0:
-        return np.empty(order.shape, spec.carrier)
-    on_host = spec.device == "cpu"
-    run = (
-        tensor.detach() if is_plain(spec) else paddle.as_strided(tensor.detach(), [order.span], [1], order.lowest(spec))
-    )
-    if not on_host:
-        # One run, gaps included: a copy of anything else takes a kernel, which a custom device may not have.
-        run = run._copy_to(paddle.CPUPlace(), True)
-    flat = _as_array(run, spec)
-    if order.is_dense:
-        array = flat.reshape(order.shape)
-        return borrowed(array) if on_host else array
-    strides = tuple(stride * spec.itemsize for stride in order.strides)
-    return np.ndarray(order.shape, flat.dtype, flat, strides=strides).copy()
+    """See :meth:`tensorstash.abilities.Backend.to_host`."""
+    order, run = spec.order, _run(tensor, spec)
+    if not order.is_dense:
+        return _seen(run, spec, order.shape, order.strides).copy()
+    array = run.reshape(order.shape)
+    return borrowed(array) if spec.device == "cpu" else array
 
 
 def rebuilt(data: Array, spec: TensorSpec) -> Tensor:
     """See :meth:`tensorstash.abilities.Backend.from_host`."""
     order = spec.order
+    if order.is_dense and data.flags.writeable and data.ctypes.data % ALIGNMENT == order.alignment(spec):
+        return _laid_out(as_bytes(data), spec)
+    memory = aligned_empty(order.span * spec.itemsize, order.alignment(spec))
+    _seen(memory, spec, order.shape, order.strides)[...] = data.reshape(order.shape)
+    return _laid_out(memory, spec)
+
+
+def fitted(tensor: Tensor, spec: TensorSpec) -> Tensor:
+    """Return a tensor of the shape, dtype and place of ``spec`` itself if it is laid out alike, else a copy that is."""
+    own, order = spec_of(tensor), spec.order
+    if own.strides == spec.strides and own.offset == spec.offset:
+        return tensor
+    memory = aligned_empty(order.span * spec.itemsize, order.alignment(spec))
+    source = _seen(_run(tensor, own), own, own.shape, own.strides, own.order.lead)
+    _seen(memory, spec, spec.shape, spec.strides, order.lead)[...] = source
+    return _laid_out(memory, spec)
+
+
+def private_copy(tensor: Tensor) -> Tensor:
+    """Return a detached copy of a tensor with memory, in its layout unless its type cannot be moved."""
+    spec = None if tensor.is_dist() or dtype_name(tensor.dtype) is None else spec_of(tensor)
+    if spec is None or (spec.offset == 0 and spec.strides == _contiguous(spec.shape)):
+        return tensor.detach().clone()
+    # By way of the host: a custom device may have no kernels for non-contiguous tensors.
+    return rebuilt(borrowed(elements(tensor, spec)), spec)
+
+
+def _run(tensor: Tensor, spec: TensorSpec) -> Array:
+    """Return the memory from the lowest to the highest element, gaps included, or on a device a copy of it.
+
+    Not by ``Tensor.contiguous()``, which would rearrange the user's own tensor.
+    """
+    order = spec.order
     if order.span == 0:
-        return uninitialised(spec.shape, spec)
+        return np.empty(0, spec.carrier)
+    run = tensor.detach()
+    if not is_plain(spec.shape, spec.strides, spec.offset, spec.dtype):
+        run = paddle.as_strided(run, [order.span], [1], order.lowest(spec))
+    if spec.device != "cpu":
+        # A copy of anything but one run takes a kernel, which a custom device may not have.
+        run = run._copy_to(paddle.CPUPlace(), True)
+    if spec.dtype in _EXCHANGED:
+        run = run.view(_DTYPES[_EXCHANGED[spec.dtype]])
+    array: Array = np.from_dlpack(run).view(spec.carrier)
+    return array
+
+
+def _seen(run: Array, spec: TensorSpec, shape: Sequence[int], strides: Sequence[int], lead: int = 0) -> Array:
+    steps = tuple(stride * spec.itemsize for stride in strides)
+    return np.ndarray(shape, spec.carrier, run, lead * spec.itemsize, steps)
+
+
+def _laid_out(memory: Array, spec: TensorSpec) -> Tensor:
+    """Return the tensor whose elements, from the lowest to the highest, are in bytes of the host."""
+    order = spec.order
+    if order.span == 0:
+        return _uninitialised(spec.shape, spec)
     if spec.device == "cpu":
-        return _on_host(_host_memory(data, spec), spec)
-    run = TensorSpec((order.span,), (1,), 0, spec.dtype, "cpu")
+        return _on_host(memory, spec)
     # Device allocations are aligned alike, so that the same offset is the same alignment.
-    whole = uninitialised((order.lowest(spec) // spec.itemsize + order.span,), spec)
+    whole = _uninitialised((order.lowest(spec) // spec.itemsize + order.span,), spec)
     # Not by paddle.assign(output=view): where a device has no kernel for it, the host's makes a new tensor, which takes
     # the place of the view, and the memory behind it stays as it was (Paddle 3.3.1).
-    memory = _on_host(_host_memory(data, spec), run)
-    target = paddle.as_strided(whole, [order.span], [1], order.lowest(spec)).copy_(memory, True)
+    run = _on_host(memory, TensorSpec((order.span,), (1,), 0, spec.dtype, "cpu"))
+    target = paddle.as_strided(whole, [order.span], [1], order.lowest(spec)).copy_(run, True)
     if not target._is_shared_buffer_with(whole):
         raise BackendError(
             f"a view on {spec.device} is a copy, so that tensors cannot be rebuilt there; keep tensors of this device "
@@ -134,99 +165,56 @@ def rebuilt(data: Array, spec: TensorSpec) -> Tensor:
     return view
 
 
-def fitted(tensor: Tensor, spec: TensorSpec) -> Tensor:
-    """Return the tensor itself if it is laid out as it must be, else a copy that is.
-
-    Args:
-        tensor: of the same shape, dtype and place.
-        spec: of the saved tensor.
-    """
-    own = spec_of(tensor)
-    if own.strides == spec.strides and own.offset == spec.offset:
-        return tensor
-    is_on_host = spec.device == "cpu"
-    source = tensor.detach() if is_on_host else rebuilt(elements(tensor, own), replace(own, device="cpu"))
-    order = spec.order
-    on_host = _on_host(aligned_empty(order.span * spec.itemsize, order.alignment(spec)), spec)
-    paddle.assign(source, output=on_host)
-    return on_host if is_on_host else rebuilt(elements(on_host, replace(spec, device="cpu")), spec)
-
-
-def private_copy(tensor: Tensor) -> Tensor:
-    """Return a detached copy in memory that nobody else has, in the layout of a tensor with memory.
-
-    Other types than those that can be moved are laid out by Paddle.
-    """
-    spec = None if tensor.is_dist() or dtype_name(tensor.dtype) is None else spec_of(tensor)
-    if spec is None or (spec.offset == 0 and spec.strides == _contiguous(spec.shape)):
-        return tensor.detach().clone()
-    # By way of the host: a custom device may have no kernels for non-contiguous tensors.
-    return rebuilt(borrowed(elements(tensor, spec)), spec)
-
-
-class _Shifted:
-    """Memory seen from an address before its start, where byte offsets in it begin to count.
-
-    Args:
-        memory: bytes.
-        offset: of the memory's first byte.
-        itemsize: of the elements that it is seen as, in bytes.
-        carrier: their dtype.
-
-    Nothing before the start is ever read or written; the alternative is to allocate ``offset`` bytes in vain.
-    """
-
-    __slots__ = ("__array_interface__", "_memory")
-
-    def __init__(self, memory: Array, offset: int, itemsize: int, carrier: str) -> None:
-        self._memory = memory
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (memory.ctypes.data - offset, False),
-            "shape": ((offset + memory.nbytes) // itemsize,),
-            "typestr": np.dtype(carrier).str,
-        }
-
-
 def _on_host(memory: Array, spec: TensorSpec) -> Tensor:
-    order = spec.order
     exchanged = _EXCHANGED.get(spec.dtype, spec.carrier)
-    plain = is_plain(spec)
+    plain = is_plain(spec.shape, spec.strides, spec.offset, spec.dtype)
     if plain:
         seen = memory.view(exchanged).reshape(spec.shape)
     else:
-        seen = np.asarray(_Shifted(memory, order.lowest(spec), spec.itemsize, exchanged))
+        seen = np.asarray(_Shifted(memory, spec.order.lowest(spec), np.dtype(exchanged)))
     # Every call of the Tensor constructor, and so of paddle.to_tensor, leaks about 80 bytes; and memory that came
     # through DLPack is freed under a lock of Paddle's that waits for the interpreter's, a deadlock between threads.
     whole: Tensor = paddle._C_ops.empty([0], _DTYPES[exchanged], paddle.CPUPlace())
     whole.get_tensor().set(seen, paddle.CPUPlace(), True)
     if exchanged != spec.dtype:
         whole = whole.view(_DTYPES[spec.dtype])
-    if plain:
-        return whole
-    view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
-    return view
+    return whole if plain else paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
 
 
-def _host_memory(data: Array, spec: TensorSpec) -> Array:
-    order = spec.order
-    if order.is_dense and data.flags.writeable and data.ctypes.data % ALIGNMENT == order.alignment(spec):
-        return as_bytes(data)
-    memory = aligned_empty(order.span * spec.itemsize, order.alignment(spec))
-    strides = tuple(stride * spec.itemsize for stride in order.strides)
-    np.ndarray(order.shape, spec.carrier, memory, strides=strides)[...] = data.reshape(order.shape)
-    return memory
+class _Shifted:
+    """Bytes seen as elements from an address before their start, where byte offsets in them begin to count.
+
+    Nothing before the start is ever read or written; the alternative is to allocate ``offset`` bytes in vain.
+    """
+
+    __slots__ = ("__array_interface__", "_memory")
+
+    def __init__(self, memory: Array, offset: int, carrier: np.dtype[Any]) -> None:
+        self._memory = memory
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (memory.ctypes.data - offset, False),
+            "shape": ((offset + memory.nbytes) // carrier.itemsize,),
+            "typestr": carrier.str,
+        }
 
 
-def uninitialised(shape: tuple[int, ...], spec: TensorSpec) -> Tensor:
-    """Return a contiguous tensor of the type and place of ``spec``, whose memory holds anything."""
+def _uninitialised(shape: Sequence[int], spec: TensorSpec) -> Tensor:
     place = paddle.device._convert_to_place(spec.device)
     return paddle._C_ops.empty(list(shape), _DTYPES[spec.dtype], place)
 
 
-def _as_array(run: Tensor, spec: TensorSpec) -> Array:
-    exchanged = _EXCHANGED.get(spec.dtype)
-    if exchanged is None:
-        array: Array = np.from_dlpack(run)
-        return array
-    return np.from_dlpack(run.view(_DTYPES[exchanged])).view(spec.carrier)
+def same_memory(tensor: Tensor) -> Tensor:
+    """Return a view of all of a tensor, with its layout and version, that is another tensor to Paddle's C++ as well."""
+    if tensor.is_contiguous():
+        return tensor.detach().view(tensor.shape)
+    view: Tensor = paddle.as_strided(tensor.detach(), tensor.shape, tensor.strides, tensor._offset())
+    return view
+
+
+def version_probe(tensor: Tensor) -> Tensor:
+    """Return an empty tensor that shares the version of ``tensor``: a view that has let go of its memory."""
+    with Unrecorded():
+        probe = same_memory(tensor)
+    probe._clear_data()
+    return probe

@@ -17,9 +17,9 @@ from typing import Any
 
 from paddle import Tensor, _C_ops, _legacy_C_ops
 
-from tensorstash.backends.paddle.hooks import HookScope, HookStack
+from tensorstash.backends.paddle.hooks import STACK
 from tensorstash.backends.paddle.nodes import node_of
-from tensorstash.backends.paddle.packed import WRITES, Settings
+from tensorstash.backends.paddle.packed import SETTINGS, WRITES, Settings, call
 
 _NOTED: Mapping[str, int] = MappingProxyType(
     {"gelu": 1, "layer_norm": 3, "batch_norm": 5, "batch_norm_": 5, "dropout": 2}
@@ -36,31 +36,27 @@ WRITERS = (
 """Operations, by their names in Paddle's operator modules, whose backward makes its gradient in the saved softmax."""
 
 
-def repair(stack: HookStack) -> None:
-    """Let operations mark their calls in the scope in force, and note their settings by the address of the new node."""
+def repair() -> None:
+    """Let operations mark their calls while hooks are in force, and note settings by the address of the new node."""
 
     def marking(original: Callable[..., Any], tensors: int | None) -> Callable[..., Any]:
         @wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            scope = stack.current()
-            if scope is None:
-                if tensors is not None or not stack.is_registered:
-                    return original(*args, **kwargs)
-                with HookScope(stack):  # for the hooks of other threads
-                    return call(*args, **kwargs)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not STACK.is_registered:
+                return original(*args, **kwargs)
             named = (kwargs[name] for name in kwargs if name == "approximate")  # nothing else comes by name
             mark = WRITES if tensors is None else Settings((*args[tensors:], *named))
-            outer, scope.call = scope.call, mark
+            outer, call.settings = call.settings, mark
             try:
                 made = original(*args, **kwargs)
             finally:
-                scope.call = outer
+                call.settings = outer
             output = made[0] if isinstance(made, tuple) else made
             if mark is not WRITES and isinstance(output, Tensor) and not output.is_leaf:
-                scope.settings[node_of(output).node_ptr()] = mark
+                SETTINGS[node_of(output).node_ptr()] = mark
             return made
 
-        return call
+        return run
 
     for name, tensors in _NOTED.items():
         setattr(_C_ops, name, marking(getattr(_C_ops, name), tensors))

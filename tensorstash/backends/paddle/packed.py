@@ -1,23 +1,26 @@
 """The objects in Paddle's graph in place of saved tensors."""
 
+import threading
 from _thread import get_ident
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from types import CellType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import paddle
 from paddle import Tensor
 from paddle.base.framework import _current_expected_place
 
-from tensorstash.backends.paddle.layout import private_copy
+from tensorstash.backends.paddle.layout import private_copy, same_memory
 from tensorstash.backends.paddle.repairs.backward import backward
-from tensorstash.errors import BackendError, SavedTensorModifiedError, StashError
+from tensorstash.errors import SavedTensorModifiedError, StashError
 
 Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
+
+_STORAGES = 2
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -30,6 +33,17 @@ class Settings:
 WRITES = Settings(())
 """Of an operation whose backward writes into a tensor that it saved."""
 
+SETTINGS: WeakValueDictionary[int, Settings] = WeakValueDictionary()
+"""By the address of a node, which lives as long as its settings."""
+
+
+class _Call(threading.local):
+    settings: Settings | None = None
+
+
+call = _Call()
+"""The call that is under way on this thread, if it is one of those that note their settings."""
+
 
 class Scope:
     """A pair of :class:`~tensorstash.backends.paddle.hooks.HookScope` in force; lives as long as anything it packed.
@@ -41,36 +55,87 @@ class Scope:
         private: of the pair.
     """
 
-    __slots__ = ("call", "failure", "pack", "private", "ready", "recent", "settings", "source", "thread", "unpack")
-
     def __init__(self, source: object, pack: Pack | None, unpack: Unpack | None, *, private: bool = False) -> None:
-        self.private = private
         self.source: object = source
         self.pack: Any = pack
         self.unpack: Any = unpack
+        self.private = private
         self.thread = get_ident()
         self.ready = pack is not None  # nor inside pack, whose own operations are none of the pair's business
         self.failure: BaseException | None = None
-        self.recent: list[tuple[Tensor, object]] = []
-        self.call: Settings | None = None
-        """Of the call under way, if it notes them."""
-        self.settings: WeakValueDictionary[int, Settings] = WeakValueDictionary()
-        """By the address of a node, which lives as long as its settings."""
+        self.storages: list[tuple[Tensor, object]] = []
+
+    def token(self, tensor: Tensor) -> object:
+        """Return the token of the tensor's storage: a known one, or a new one.
+
+        An address says nothing once its memory may have been freed and given out again, and Paddle has nothing that
+        sees a storage die. So the two storages seen last are held, which proves that they are alive, and older ones
+        are forgotten: content that is saved again later is stored again. Operations that share an input (the
+        projections of an attention block), or save a buffer twice, do so in short succession.
+        """
+        for index, (held, token) in enumerate(self.storages):
+            if held._is_shared_buffer_with(tensor):
+                self.storages.insert(0, self.storages.pop(index))
+                return token
+        token = object()
+        # A view has an allocation of its own choice, whatever memory the tensor is given later.
+        self.storages.insert(0, (same_memory(tensor), token))
+        del self.storages[_STORAGES:]
+        return token
+
+    def refusal(self) -> CellType:
+        """Return what stands for a tensor that could not be packed, or came after one that could not."""
+        text = f"{type(self.failure).__qualname__}: {self.failure}"
+        return CellType((Refusal, Refusal(self, text), None))
 
     def end(self) -> BaseException | None:
         """Drop the parts that only the block needs; return an exception of ``pack`` that nobody has got."""
         failure, self.failure = self.failure, None
         self.source = self.pack = None  # they may hold an exception, and its traceback a saved tensor
-        self.recent.clear()
+        self.storages.clear()
         return failure
 
 
-def unpacked(packed: Any) -> Tensor:
-    """Return the tensor behind whatever stands for it; drop that if nobody will ask again."""
-    if type(packed) is not CellType:
-        return with_memory(packed.restore())
-    scope, value, mark = packed.cell_contents
-    tensor: Tensor = scope.unpack(value)
+class Refusal(NamedTuple):
+    """An exception of ``pack``, in words: its traceback holds the tensor, which may lead back here."""
+
+    scope: Scope
+    error: str
+
+    def unpack(self) -> Tensor:
+        """Raise the exception, or once the block has raised it, another one."""
+        raise self.scope.failure or StashError(
+            f"a saved tensor is asked for that could not be packed ({self.error}), as was reported then"
+        )
+
+
+class Unhooked(NamedTuple):
+    """A tensor that is saved as without hooks, with its version then."""
+
+    alias: Tensor
+    version: int
+
+    def unpack(self) -> Tensor:
+        """Return the tensor; raise SavedTensorModifiedError if it was modified in place since it was saved."""
+        alias, version = self.alias, self.alias.inplace_version
+        if version != self.version:
+            raise SavedTensorModifiedError(
+                f"a tensor of shape {tuple(alias.shape)} used in gradient computation has been modified by an inplace "
+                f"operation: its version is {version}, expected {self.version}"
+            )
+        return alias
+
+
+def unhooked(tensor: Tensor) -> CellType:
+    """Return what stands for a tensor of no pair's, which comes back as a copy where backward writes into it."""
+    mark = 0 if call.settings is WRITES else None
+    return CellType((Unhooked, Unhooked(tensor.detach(), tensor.inplace_version), mark))
+
+
+def unpacked(packed: CellType) -> Tensor:
+    """Return the tensor behind whatever stands for it; empty that if nobody will ask again."""
+    packer, value, mark = packed.cell_contents  # a scope, or the class of the value
+    tensor: Tensor = packer.unpack(value)
     if backward.release:
         del packed.cell_contents
     if not tensor._is_initialized():
@@ -81,60 +146,11 @@ def unpacked(packed: Any) -> Tensor:
 def with_memory(tensor: Tensor) -> Tensor:
     """Return the tensor, or bytes enough for one whose memory was let go of before it was saved.
 
-    The double gradients of some operations, such as ``add``, save tensors that they need for their shape alone and
-    that have no memory. Without hooks Paddle gives them back like that; a hook's result must have it.
+    The double gradients of some operations, such as ``add``, save tensors for their shape alone, without memory. A
+    hook's result must have it.
     """
-    if tensor._is_initialized() or not tensor.is_dense():
-        return tensor
-    nbytes = prod(tensor.shape) * tensor.element_size()
+    nbytes = prod(tensor.shape) * tensor.element_size() if tensor.is_dense() else 0
     if not nbytes:
         return tensor
     place = _current_expected_place()  # type: ignore[no-untyped-call]
     return paddle._C_ops.empty([nbytes], paddle.uint8, place)
-
-
-class Unhooked:
-    """A tensor saved as Paddle would have without hooks, with its in-place check; copied where backward writes."""
-
-    __slots__ = ("_alias", "_is_written", "_version")
-
-    def __init__(self, tensor: Tensor, is_written: bool) -> None:
-        self._alias: Tensor | None = tensor.detach()
-        self._is_written = is_written
-        self._version = tensor.inplace_version
-
-    def restore(self) -> Tensor:
-        """Return the tensor, and drop it if nobody will ask again.
-
-        Raises:
-            SavedTensorModifiedError: it was modified in place since it was saved.
-        """
-        alias = self._alias
-        if alias is None:
-            raise BackendError("a saved tensor was asked for after a backward without retain_graph had released it")
-        version = alias.inplace_version
-        if backward.release:
-            self._alias = None
-        if version != self._version:
-            raise SavedTensorModifiedError(
-                f"a tensor of shape {tuple(alias.shape)} used in gradient computation has been modified by an inplace "
-                f"operation: its version is {version}, expected {self._version}"
-            )
-        return private_copy(alias) if self._is_written else alias
-
-
-class NotPacked:
-    """A tensor that could not be packed, or came after one that could not."""
-
-    __slots__ = ("_error", "_scope")
-
-    def __init__(self, scope: Scope, error: BaseException) -> None:
-        self._scope = scope
-        # Its traceback holds the tensor, which may lead back here.
-        self._error = f"{type(error).__qualname__}: {error}"
-
-    def restore(self) -> Tensor:
-        """Raise the exception of ``pack``."""
-        if self._scope.failure is not None:
-            raise self._scope.failure
-        raise StashError(f"a saved tensor is asked for that could not be packed ({self._error}), as was reported then")

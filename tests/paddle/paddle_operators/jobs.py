@@ -12,8 +12,7 @@ from paddle.base import core
 
 import tensorstash as ts
 from tensorstash.backends.paddle.backend import PaddleBackend
-from tensorstash.backends.paddle.nodes import kind_of, node_of
-from tensorstash.backends.paddle.readers import reader
+from tensorstash.backends.paddle.nodes import kind_of, node_of, reader
 from tensorstash.host.arrays import aligned_empty, as_bytes
 from tensorstash.policies import Compress, CpuOffload, DiskSpill
 

@@ -6,11 +6,11 @@ An address says something only as long as its node lives. That is so while a han
 to the node; where another reader gets one, all that was noted until then counts no more.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, NamedTuple
-from weakref import ref
+from typing import Any
+from weakref import WeakValueDictionary
 
 import paddle
 from paddle import Tensor
@@ -18,11 +18,10 @@ from paddle.base import core
 
 from tensorstash.abilities import recipes
 from tensorstash.abilities.recipes import Leaf, Recipe
-from tensorstash.backends.paddle.eligibility import Parameters
+from tensorstash.backends.paddle.eligibility import PARAMETERS
 from tensorstash.backends.paddle.layout import dtype_name, elements, rebuilt, spec_of
-from tensorstash.backends.paddle.nodes import ACCUMULATION, kind_of, node_of
-from tensorstash.backends.paddle.packed import Settings
-from tensorstash.backends.paddle.readers import is_first, reader
+from tensorstash.backends.paddle.nodes import ACCUMULATION, is_first, kind_of, node_of, reader
+from tensorstash.backends.paddle.packed import SETTINGS
 from tensorstash.backends.paddle.recipes.rules import OUTPUTS, READERS, RULES, Rule
 from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.backends.search import NoRecipe, Search, run_again
@@ -30,41 +29,16 @@ from tensorstash.host.arrays import as_bytes, borrowed, few_bytes
 from tensorstash.host.checksum import checksum
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
-_REMEMBERED = 65536
-
-
-class _Note(NamedTuple):
-    """A weak reference of the handle of an output of a node, and the output's shape and type."""
-
-    handle: ref[Any]
-    shape: tuple[int, ...]
-    dtype: Any
-
 
 class Producers(recipes.Producers[Tensor]):
-    """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
+    """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.SupportsProducers`."""
 
-    Args:
-        is_ours: as ``rules``, of :class:`tensorstash.abilities.SupportsProducers`.
-        rules: besides those that are built in.
-        parameters: of the process.
-        settings: returns those that operations of this scope ran with, by the address of the node.
-    """
+    __slots__ = ("_is_ours", "_notes", "_rules")
 
-    __slots__ = ("_is_ours", "_notes", "_parameters", "_rules", "_settings")
-
-    def __init__(
-        self,
-        is_ours: Callable[[object], bool],
-        rules: Sequence[Rule],
-        parameters: Parameters,
-        settings: Callable[[], Mapping[int, Settings]],
-    ) -> None:
+    def __init__(self, is_ours: Callable[[object], bool], rules: Sequence[Rule]) -> None:
         self._is_ours = is_ours
         self._rules = {**RULES, **{rule.node: rule for rule in rules}}
-        self._parameters = parameters
-        self._settings = settings
-        self._notes: dict[Hashable, _Note] = {}
+        self._notes: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
         if tensor.is_leaf:
@@ -74,23 +48,16 @@ class Producers(recipes.Producers[Tensor]):
             # Whoever saves it may outlive its producer, and so may all handles that recipes hold for it.
             self.forget()
             return
-        node = node_of(tensor)
-        key = None if node is None or not self._is_ours(handle) else self._key(node, tensor)
-        if key is None:
-            return
-        if len(self._notes) >= _REMEMBERED:
-            self._notes = {key: note for key, note in list(self._notes.items()) if note.handle() is not None}
-        self._notes[key] = _Note(ref(handle), tuple(tensor.shape), tensor.dtype)
+        key = self._key(tensor)
+        if key is not None and self._is_ours(handle):
+            self._notes[key] = handle
 
     def noted(self, tensor: Tensor, spec: TensorSpec, /) -> Any:
-        node = None if tensor.is_leaf else node_of(tensor)
-        note = None if node is None else self._notes.get(self._key(node, tensor))
-        if note is None or note.dtype != tensor.dtype or note.shape != tuple(tensor.shape):
-            return None
-        return note.handle()
+        key = None if tensor.is_leaf else self._key(tensor)
+        return None if key is None else self._notes.get(key)
 
     def forget(self) -> None:
-        self._notes = {}
+        self._notes = WeakValueDictionary()
 
     def recipe(self, tensor: Tensor, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
         if tensor.is_leaf or tensor.stop_gradient:
@@ -105,9 +72,9 @@ class Producers(recipes.Producers[Tensor]):
         node = node_of(tensor)
         if node is None:
             return "made outside of the graph"
-        if not self._is_first(node, tensor):
+        if not _is_first(node, tensor):
             return f"a statistic of {name}"
-        return _Search(self, ops, depth).recipe(node)
+        return _Search(self._rules, ops, depth, self).recipe(node)
 
     def whole(self, tensor: Tensor, /) -> Tensor:
         """Return the tensor, detached; views have no base here, and a tensor with a recipe fills its memory."""
@@ -119,7 +86,11 @@ class Producers(recipes.Producers[Tensor]):
             name = dtype_name(made.dtype)
             if name != spec.dtype or tuple(made.shape) != spec.shape:
                 raise ValueError(f"made {name}{tuple(made.shape)}, expected {spec}")
-            return _laid_out(made, values, spec)
+            if tuple(made.strides) != spec.strides:
+                raise ValueError(f"made with the strides {made.strides}, expected {spec}")
+            if not made._offset() and made.data_ptr() % ALIGNMENT == spec.alignment:
+                return made.detach()
+            return rebuilt(borrowed(elements(made, spec_of(made))), spec)
 
     def part(self, whole: Tensor, spec: TensorSpec, /) -> Tensor:
         with Unrecorded():
@@ -162,26 +133,24 @@ class Producers(recipes.Producers[Tensor]):
     def set_random_state(self, tensor: Tensor, state: "_RandomState", /) -> None:
         core.default_cpu_generator().set_state(state.state)
 
-    def _key(self, node: Any, tensor: Tensor) -> Hashable:
-        """Return the name of an output of a node among notes; None for one that no recipe can ask for."""
-        kind, is_first = kind_of(node), self._is_first(node, tensor)
-        can_be_asked_for = kind in OUTPUTS if is_first else kind in RULES and RULES[kind].mask
-        return (node.node_ptr(), is_first) if can_be_asked_for else None
+    def _key(self, tensor: Tensor) -> Hashable:
+        """Return the name of an output of the graph among notes; None for one that no recipe can ask for."""
+        node = node_of(tensor)
+        if node is None:
+            return None
+        kind, first = kind_of(node), _is_first(node, tensor)
+        can_be_asked_for = kind in OUTPUTS if first else kind in RULES and RULES[kind].mask
+        return (node.node_ptr(), first) if can_be_asked_for else None
 
-    def _is_first(self, node: Any, tensor: Tensor) -> bool:
-        return is_first(kind_of(node), self._settings().get(node.node_ptr()), tensor)
+
+def _is_first(node: Any, tensor: Tensor) -> bool:
+    return is_first(kind_of(node), SETTINGS.get(node.node_ptr()), tensor)
 
 
 class _Search(Search):
-    """Follows the graph back from one tensor."""
+    """Follows the graph back from one tensor; notes are handles by node."""
 
-    __slots__ = ("_notes", "_parameters", "_settings")
-
-    def __init__(self, producers: Producers, ops: frozenset[str] | None, depth: int) -> None:
-        super().__init__(producers._rules, ops, depth)
-        self._notes = producers._notes
-        self._parameters = producers._parameters
-        self._settings = producers._settings()
+    __slots__ = ()
 
     def output(self, node: Any, *, is_root: bool = False) -> tuple[Any, int]:
         """Return how the first output of a node is made, and in how many operations; raise NoRecipe if it cannot be."""
@@ -192,12 +161,11 @@ class _Search(Search):
             return found, 0
         kind = kind_of(node)
         if kind == ACCUMULATION:
-            leaf = self._parameters.leaf_of(node)
+            leaf = PARAMETERS.leaf_of(node)
             if leaf is None:
                 raise NoRecipe("a leaf that is no parameter")
             return self.input(Leaf(leaf)), 0
-        rule = self.rule(kind)
-        settings = self._settings.get(address)
+        rule, settings = self.rule(kind), SETTINGS.get(address)
         if rule.has_settings and settings is None:
             raise NoRecipe(f"{kind} does not tell its settings")
         before = node.next_functions
@@ -213,28 +181,13 @@ class _Search(Search):
         return self.call(rule, settings.values if settings and rule.has_settings else (), operands)
 
     def _noted(self, key: Hashable) -> int | None:
-        noted = self._notes.get(key)
-        handle = None if noted is None else noted.handle()
+        handle = self._producers._notes.get(key)
         return None if handle is None else self.input(handle)
 
 
 @dataclass(frozen=True, slots=True)
 class _RandomState:
-    """The state of the host's generator, which Paddle compares by identity alone; equal if it goes on in the same way.
-
-    Args:
-        text: of the state, but for the address of the engine, of which each has a copy of its own.
-        state: as the generator returns it.
-    """
+    """A state of the host's generator, which Paddle compares by identity; its text has all but an address."""
 
     text: tuple[str, ...]
     state: Any = field(compare=False)
-
-
-def _laid_out(made: Tensor, values: Sequence[Tensor], spec: TensorSpec) -> Tensor:
-    if tuple(made.strides) != spec.strides:
-        raise ValueError(f"made with the strides {made.strides}, expected {spec}")
-    is_fresh = not any(made._is_shared_buffer_with(value) for value in values)
-    if is_fresh and not made._offset() and made.data_ptr() % ALIGNMENT == spec.alignment:
-        return made.detach()
-    return rebuilt(borrowed(elements(made, spec_of(made))), spec)

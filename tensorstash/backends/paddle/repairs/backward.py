@@ -46,15 +46,12 @@ class Unrecorded(Block):
 
 
 def hook_failed(error: BaseException) -> None:
-    """Remember a hook's exception, for :func:`raise_original`."""
+    """Remember a hook's exception, of which C++ makes another one."""
     backward.error = error
 
 
-def raise_original() -> None:
-    """Raise the hook's exception that C++ has made another one from, with its own traceback, cause and context.
-
-    Return if there is none. Either way it is forgotten.
-    """
+def _raise_original() -> None:
+    """Raise the hook's exception, if there is one, with its own traceback, cause and context."""
     original, backward.error = backward.error, None
     if original is None:
         return
@@ -67,6 +64,8 @@ def raise_original() -> None:
 
 
 def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Callable[..., Any]:
+    """Return a way into backward that raises the exception of a hook itself, and tells hooks if it keeps the graph."""
+
     @wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
         outer, backward.error = backward.error, None
@@ -75,7 +74,7 @@ def _guarded(original: Callable[..., Any], retains: Callable[..., bool]) -> Call
         try:
             return original(*args, **kwargs)
         except BaseException:
-            raise_original()
+            _raise_original()
             raise
         finally:
             backward.release = outer_release

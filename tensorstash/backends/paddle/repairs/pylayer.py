@@ -17,24 +17,35 @@ import paddle
 from paddle import Tensor
 from paddle.autograd.py_layer import PyLayer, PyLayerBackward, PyLayerContext
 
-from tensorstash.backends.paddle.hooks import HookStack
+from tensorstash.backends.paddle.hooks import STACK
 from tensorstash.backends.paddle.packed import Scope
 from tensorstash.backends.paddle.repairs.backward import Unrecorded, hook_failed
 
 _SAVED = "_saved_by_tensorstash"
 
 
-def repair(stack: HookStack) -> None:
+class _Forwards(threading.local):
+    """The context that has saved, for each ``PyLayer.apply`` that is under way on this thread."""
+
+    def __init__(self) -> None:
+        self.running: list[PyLayerContext | None] = []
+
+
+def repair() -> None:
     """Replace the methods of Paddle that know of saved tensors."""
     forwards = _Forwards()
     context: Any = PyLayerContext
     layer: Any = PyLayer
     node: Any = PyLayerBackward
-    save, replaced = context.save_for_backward, getattr_static(layer, "apply")
+    save, replaced, native = (
+        context.save_for_backward,
+        getattr_static(layer, "apply"),
+        getattr_static(node, "container"),
+    )
 
     @wraps(save)
     def save_for_backward(ctx: PyLayerContext, *tensors: Any) -> None:
-        if not stack.is_registered:
+        if not STACK.is_registered:
             save(ctx, *tensors)
             return
         # On the instance, because backward reads it after the scope has ended.
@@ -42,25 +53,23 @@ def repair(stack: HookStack) -> None:
         if forwards.running:
             forwards.running[-1] = ctx
 
-    native = getattr_static(node, "container")
-
-    def container(ctx: PyLayerContext) -> Any:
-        saved = vars(ctx)
-        return _unpacked(saved[_SAVED]) if _SAVED in saved else native.__get__(ctx)
-
     @classmethod  # type: ignore[misc]
     @wraps(layer.apply)
     def apply(cls: type[PyLayer], *args: Any, **kwargs: Any) -> Any:
         forwards.running.append(None)
         try:
             made = replaced.__get__(None, cls)(*args, **kwargs)
-            ctx, scope = forwards.running[-1], stack.current()
+            ctx, scope = forwards.running[-1], STACK.current()
             if ctx is not None and scope is not None and scope.ready:
                 # Not before: Paddle counts an input that forward returns as modified.
-                vars(ctx)[_SAVED] = _packed(vars(ctx)[_SAVED], scope)
+                vars(ctx)[_SAVED] = _each(Tensor, partial(_PackedTensor, scope), vars(ctx)[_SAVED])
             return made
         finally:
             forwards.running.pop()
+
+    def container(ctx: PyLayerContext) -> Any:
+        saved = vars(ctx)
+        return _each(_PackedTensor, _PackedTensor.restore, saved[_SAVED]) if _SAVED in saved else native.__get__(ctx)
 
     context.save_for_backward, layer.apply = save_for_backward, apply
     node.container = property(container, native.__set__)  # which saved_tensor returns
@@ -73,27 +82,11 @@ def _once(function: Callable[..., Any], ctx: PyLayerContext) -> Callable[..., An
     return lambda *gradients: calls.pop()(*gradients)
 
 
-class _Forwards(threading.local):
-    """The context that has saved, for each ``PyLayer.apply`` that is under way on this thread."""
-
-    def __init__(self) -> None:
-        self.running: list[PyLayerContext | None] = []
-
-
-def _packed(value: Any, scope: Scope) -> Any:
-    if isinstance(value, Tensor):
-        return _PackedTensor(value, scope)
+def _each(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a value with all objects of a kind changed, inside tuples and lists, too."""
     if type(value) in (tuple, list):
-        return type(value)(_packed(item, scope) for item in value)
-    return value
-
-
-def _unpacked(value: Any) -> Any:
-    if isinstance(value, _PackedTensor):
-        return value.restore()
-    if type(value) in (tuple, list):
-        return type(value)(_unpacked(item) for item in value)
-    return value
+        return type(value)(_each(kind, change, item) for item in value)
+    return change(value) if isinstance(value, kind) else value
 
 
 class _PackedTensor:
@@ -105,7 +98,7 @@ class _PackedTensor:
 
     __slots__ = ("_history", "_origin", "_scope", "_value")
 
-    def __init__(self, tensor: Tensor, scope: Scope) -> None:
+    def __init__(self, scope: Scope, tensor: Tensor) -> None:
         self._scope = scope
         self._origin = ref(tensor)
         self._history: Tensor = tensor._new_shared_tensor()
@@ -121,13 +114,10 @@ class _PackedTensor:
         """Return the tensor with its place in the graph."""
         try:
             with Unrecorded():
-                tensor = self._scope.unpack(self._value)
-            return self._placed(tensor)
+                tensor: Tensor = self._scope.unpack(self._value)
         except BaseException as error:
             hook_failed(error)
             raise
-
-    def _placed(self, tensor: Tensor) -> Tensor:
         origin, history = self._origin(), self._history
         if origin is not None and origin._is_shared_underline_tensor_with(tensor):
             return origin  # it was kept; a Parameter is one again
