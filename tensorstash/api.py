@@ -21,13 +21,12 @@ from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError, say
 from tensorstash.host.blocks import Block
-from tensorstash.policies.automatic import automatic
 from tensorstash.policies.checkpoint import Checkpoint, checkpoint_of, is_on_accelerator, repeated
 from tensorstash.policies.limits import Limits, explains_arguments, limits_of
-from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.policies.policy import Policy
-from tensorstash.policies.selectors import ModuleNames
+from tensorstash.policies.route import automatic
+from tensorstash.policies.selectors import ModuleNames, named_for
 from tensorstash.protocols import Undo
 from tensorstash.registry import did_you_mean
 from tensorstash.sizes import parse_bytes

@@ -15,7 +15,7 @@ from tensorstash.codecs import Zstd
 from tensorstash.config import from_dict, parse, to_dict
 from tensorstash.config.settings import load_settings
 from tensorstash.errors import ConfigError
-from tensorstash.policies.automatic import automatic
+from tensorstash.policies.route import automatic
 from tensorstash.policies.selectors import Dtypes, MinBytes, ModuleNames
 from tensorstash.stores import Disk, Memory
 

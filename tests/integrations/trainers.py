@@ -1,7 +1,7 @@
 """Three steps of a small random Llama in each trainer, plain or under a policy put in one of three places."""
 
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from cells import Cell
 from torch import Tensor
 
 import tensorstash as ts
-from tensorstash.integrations import accelerate as with_accelerate
 from tensorstash.integrations import lightning as with_lightning
 from tensorstash.integrations import transformers as with_transformers
 
@@ -86,7 +85,7 @@ def loader(cell: Cell) -> Any:
 class Under:
     """Puts the policy of a cell where the cell says."""
 
-    def __init__(self, cell: Cell, kind: Any) -> None:
+    def __init__(self, cell: Cell, kind: Any = None) -> None:
         self._where, self._policy = cell.where, cell.policy
         self.callback = kind(cell.policy, **OPTIONS) if cell.where == "callback" else None
         self._handle: ts.Wrapped | None = None
@@ -151,7 +150,7 @@ def _in_trainer(cell: Cell, directory: str, kind: Any, arguments: Any, **options
 
 def in_accelerate(cell: Cell, directory: str) -> Trained:
     forget_accelerators()
-    under = Under(cell, with_accelerate.StashCallback)
+    under = Under(cell)
     model = model_of(cell)
     under.reach("before", model)
     accelerator = accelerate.Accelerator(
@@ -159,9 +158,7 @@ def in_accelerate(cell: Cell, directory: str) -> Trained:
         mixed_precision="bf16" if cell.precision == "bf16" else "no",
         gradient_accumulation_steps=cell.accumulation,
     )
-    parts = model, torch.optim.AdamW(model.parameters(), 1e-3), loader(cell)
-    prepare = partial(under.callback.prepare, accelerator) if under.callback else accelerator.prepare
-    model, optimizer, batches = prepare(*parts)
+    model, optimizer, batches = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-3), loader(cell))
     under.reach("after", model)
     model.train()
     for batch in batches:
