@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator, ExitStack
 from functools import partial
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tensorstash.abilities import Backend, Region, SupportsCheckpoints
@@ -89,9 +89,7 @@ class Stash(ContextDecorator, Block):
             this.beginning.undo()
             this.beginning = None
 
-    def leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> bool | None:
+    def leave(self, *error: Any) -> bool | None:
         """Give the hooks back that were in force before.
 
         Raises:
@@ -101,19 +99,17 @@ class Stash(ContextDecorator, Block):
         if not this.scopes:
             raise BackendError("a stash was left by a thread that has not entered it; enter and leave on one thread")
         try:
-            result: bool | None = this.scopes[-1].__exit__(kind, error, trace)
+            result: bool | None = this.scopes[-1].__exit__(*error)
         finally:
             this.scopes, this.is_left = this.scopes[:-1], True
         this.is_left = False
         return result
 
-    def finish(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
+    def finish(self, *error: Any) -> None:
         """Give the hooks back, unless that is done."""
         this = self._entered
         if this.scopes and not this.is_left:
-            self.leave(kind, error, trace)
+            self.leave(*error)
         this.is_left = False
 
     def __call__(self, func: F) -> F:
