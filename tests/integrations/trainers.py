@@ -26,19 +26,6 @@ OPTIONS: dict[str, Any] = {"limits": AT_ONCE, "min_bytes": 0}
 
 
 @dataclass
-class Sizes:
-    """Of the model and its batches."""
-
-    hidden: int = 32
-    layers: int = 2
-    batch: int = BATCH
-    length: int = LENGTH
-
-
-SIZES = Sizes()
-
-
-@dataclass
 class Trained:
     """What a training leaves: its parameters, and what the policy did."""
 
@@ -48,8 +35,8 @@ class Trained:
 
 def llama() -> Any:
     torch.manual_seed(0)
-    shape = {"hidden_size": SIZES.hidden, "intermediate_size": 2 * SIZES.hidden, "num_hidden_layers": SIZES.layers}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": SIZES.length}
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": LENGTH}
     config = transformers.LlamaConfig(vocab_size=WORDS, use_cache=False, **shape, **heads)
     return transformers.LlamaForCausalLM(config)
 
@@ -70,7 +57,7 @@ def model_of(cell: Cell) -> Any:
 
 def rows(accumulation: int) -> list[dict[str, list[int]]]:
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(0, WORDS, (STEPS * accumulation * SIZES.batch, SIZES.length), generator=generator)
+    tokens = torch.randint(0, WORDS, (STEPS * accumulation * BATCH, LENGTH), generator=generator)
     return [{"input_ids": row, "labels": row} for row in tokens.tolist()]
 
 
@@ -79,7 +66,7 @@ def collate(batch: list[dict[str, list[int]]]) -> dict[str, Tensor]:
 
 
 def loader(cell: Cell) -> Any:
-    return torch.utils.data.DataLoader(rows(cell.accumulation), batch_size=SIZES.batch, collate_fn=collate)  # type: ignore[arg-type]
+    return torch.utils.data.DataLoader(rows(cell.accumulation), batch_size=BATCH, collate_fn=collate)  # type: ignore[arg-type]
 
 
 class Under:
@@ -127,7 +114,7 @@ def _in_trainer(cell: Cell, directory: str, kind: Any, arguments: Any, **options
     args = arguments(
         output_dir=directory,
         max_steps=STEPS,
-        per_device_train_batch_size=SIZES.batch,
+        per_device_train_batch_size=BATCH,
         gradient_accumulation_steps=cell.accumulation,
         gradient_checkpointing=cell.checkpointing,
         bf16=cell.precision == "bf16",
