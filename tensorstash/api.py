@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator, ExitStack
 from functools import partial
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tensorstash.abilities import Backend, Region, SupportsCheckpoints
@@ -21,13 +21,12 @@ from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError, say
 from tensorstash.host.blocks import Block
-from tensorstash.policies.automatic import automatic
 from tensorstash.policies.checkpoint import Checkpoint, checkpoint_of, is_on_accelerator, repeated
 from tensorstash.policies.limits import Limits, explains_arguments, limits_of
-from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.policies.policy import Policy
-from tensorstash.policies.selectors import ModuleNames
+from tensorstash.policies.route import automatic
+from tensorstash.policies.selectors import ModuleNames, named_for
 from tensorstash.protocols import Undo
 from tensorstash.registry import did_you_mean
 from tensorstash.sizes import parse_bytes
@@ -90,9 +89,7 @@ class Stash(ContextDecorator, Block):
             this.beginning.undo()
             this.beginning = None
 
-    def leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> bool | None:
+    def leave(self, *error: Any) -> bool | None:
         """Give the hooks back that were in force before.
 
         Raises:
@@ -102,19 +99,17 @@ class Stash(ContextDecorator, Block):
         if not this.scopes:
             raise BackendError("a stash was left by a thread that has not entered it; enter and leave on one thread")
         try:
-            result: bool | None = this.scopes[-1].__exit__(kind, error, trace)
+            result: bool | None = this.scopes[-1].__exit__(*error)
         finally:
             this.scopes, this.is_left = this.scopes[:-1], True
         this.is_left = False
         return result
 
-    def finish(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
+    def finish(self, *error: Any) -> None:
         """Give the hooks back, unless that is done."""
         this = self._entered
         if this.scopes and not this.is_left:
-            self.leave(kind, error, trace)
+            self.leave(*error)
         this.is_left = False
 
     def __call__(self, func: F) -> F:

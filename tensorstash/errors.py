@@ -1,22 +1,4 @@
-"""The exceptions of the package.
-
-::
-
-    TensorStashError
-    ├── ConfigError (ValueError)                  a value, key or name that cannot be accepted; raised at construction
-    │   └── PlanError                             steps that cannot follow one another
-    ├── BackendError (RuntimeError)               no framework, an unknown one, or hooks entered and left out of order
-    │   └── MissingDependencyError (ImportError)  the optional library behind a name is not installed
-    ├── SavedTensorModifiedError (RuntimeError)   a saved tensor was modified in place while it was kept
-    └── StashError (RuntimeError)                 a saved tensor could not be stashed or brought back
-        ├── CodecError                            a codec raised, or returned something of the wrong kind or size
-        └── StoreError                            a store failed
-            ├── StoreFullError                    no room: the budget is used up, or the device is full
-            ├── SlotGoneError                     the slot was deleted, or its store is closed
-            └── CorruptDataError                  the bytes that came back are not the bytes that were put
-
-    TensorStashWarning (UserWarning)              something has no effect, with the cure
-"""
+"""The exceptions of the package, and the warning; docs/errors.md has their tree, and the cures."""
 
 import logging
 import os

@@ -63,8 +63,8 @@ class Estimate:
     is_imagined: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain dictionaries, lists, numbers and texts, ready for JSON."""
-        return {**asdict(self), "rows": [asdict(row) for row in self.rows]}
+        """Return plain dictionaries, tuples, numbers and texts, ready for JSON."""
+        return asdict(self)
 
     def __str__(self) -> str:
         known = [f"{format_bytes(left)} under {policy}" for policy, left in self.left.items() if left is not None]

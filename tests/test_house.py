@@ -39,7 +39,7 @@ RANKS = {
 """A folder of the package, or a file beside them, imports those of a lower rank only."""
 
 DEPENDENCIES = {"numpy", "xxhash", "zstandard"}
-UNDER_ITS_NAME = ("torch", "paddle", "triton", "accelerate", "lightning", "transformers", "paddleformers")
+UNDER_ITS_NAME = ("torch", "paddle", "triton", "lightning", "transformers", "paddleformers")
 OPTIONAL = {
     "config/settings.py": {"yaml"},
     "testing": {"pytest"},

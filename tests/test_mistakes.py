@@ -115,6 +115,7 @@ class Written(nn.Module):
 
 
 def compiled(layers: nn.Module, *, wraps_first: bool) -> None:
+    torch.compiler.reset()
     options: dict[str, Any] = {"min_bytes": 0, "limits": AT_ONCE}
     if wraps_first:
         ts.wrap(layers, "disk_spill", **options)
@@ -186,10 +187,6 @@ def decorated_generator() -> None:
         yield 1
 
 
-def made_and_dropped() -> None:
-    ts.stash("compress", framework="torch")
-
-
 def without_a_framework() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tensorstash.backends._loaded", list)
@@ -202,20 +199,12 @@ def pickled_while_in_use() -> None:
         pickle.dumps(session)
 
 
-def backward_twice() -> None:
-    with stash():
-        loss = torch.zeros(SHAPE, requires_grad=True).exp().sum()
-    loss.backward()
-    loss.backward()
-
-
 Says = Callable[[], object]
 POLICIES: list[tuple[str, Any, str]] = [
     ("a name with a typing error", "compres", "compres.*did you mean 'compress'"),
     ("a name in another case", "DISK_SPILL", "DISK_SPILL.*did you mean 'disk_spill'"),
     ("half of a key", "disk_spill:dir=/tmp", r"\.dir: unknown key; did you mean 'directory'"),
     ("a class's name in a line", "CpuOffload", "did you mean 'cpu_offload'"),
-    ("a key with a typing error", "compress:levle=3", "levle.*did you mean 'level'"),
     ("a class in place of a policy", ts.Compress, r"expected a policy such as"),
     ("nothing in place of a policy", None, "got None, expected a policy such as"),
     ("an empty line in place of a policy", "", "got '', expected a step such as disk_spill"),
@@ -242,7 +231,6 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("a negative size", {"min_bytes": -1}, "min_bytes: got -1, expected .* 0 or more"),
     ("limits as a dictionary", {"limits": {"in_flight": 1}}, r"expected Limits, such as Limits\("),
     ("limits as text", {"limits": "64 MiB"}, r"Limits\(in_flight='64 MiB'\)"),
-    ("min_bytes with a typing error", {"min_bytes": "64 KO"}, "min_bytes.*64 KO"),
     ("a framework by another name", {"framework": "pytorch"}, "did you mean 'torch'"),
 ]
 ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
@@ -250,7 +238,6 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
     **{name: (partial(stash, **options), ConfigError, pattern) for name, options, pattern in OPTIONS},
     "a tuple in place of a part of a policy": (lambda: ts.Route((), (ts.Compress(),)), ConfigError, r"by \|.*Chain"),
     "model and policy swapped": (lambda: ts.wrap(ts.Compress(), model()), ConfigError, "arguments are swapped"),  # type: ignore[arg-type]
-    "model and text swapped": (lambda: ts.wrap("compress", model()), ConfigError, r"write wrap\(model, policy\)"),  # type: ignore[arg-type]
     "the object around a model": (
         lambda: ts.wrap(Around(), "compress"),
         BackendError,
@@ -258,16 +245,8 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
     ),
     "a class in place of a model": (lambda: ts.wrap(nn.GELU, "compress"), ConfigError, "make an instance of it"),
     "a function in place of a model": (lambda: ts.wrap(len, "compress"), BackendError, "expected a module"),
-    "bits that there are not": (lambda: ts.Quantize(3), ConfigError, "got 3.*expected"),  # type: ignore[arg-type]
-    "bits as a float": (lambda: ts.Quantize(8.0), ConfigError, "got 8.0, expected one of 2, 4, 8"),  # type: ignore[arg-type]
     "bits as text": (lambda: ts.Quantize("8"), ConfigError, "got '8', expected one of 2, 4, 8"),  # type: ignore[arg-type]
     "a framework's object as a dtype": (lambda: ts.Cast(torch.bfloat16), ConfigError, "expected.*bfloat16"),  # type: ignore[arg-type]
-    "a unit that there is not": (lambda: stash(ts.DiskSpill(budget="40 GO")), ConfigError, "40 GO.*expected"),
-    "the store before the codec": (
-        lambda: ts.DiskSpill() | ts.Compress(),
-        PlanError,
-        r"^write compress \| disk_spill: nothing can come after a store",
-    ),
     "the store before the codec, as text": (
         lambda: stash("disk_spill | quantize:bits=4"),
         PlanError,
@@ -305,9 +284,7 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
     "a generator decorated": (decorated_generator, ConfigError, "use `with stash"),
     "a saved tensor changed in place": (changed_in_place, SavedTensorModifiedError, "by an inplace.*Clone it before"),
     "left on another thread": (left_on_another_thread, BackendError, "enter and leave on one thread"),
-    "a backward twice": (backward_twice, RuntimeError, "a second time.*Specify retain_graph=True"),
     "a stash in a pickle": (pickled_while_in_use, TypeError, "holds threads.*make a new one"),
-    "a file that is not there": (lambda: ts.load_settings("/no/such.toml"), FileNotFoundError, "No such.*/such.toml"),
     "a budget that is too small": (
         too_large_for_its_budget,
         StoreFullError,
@@ -323,7 +300,7 @@ ERRORS: dict[str, tuple[Says, type[Exception], str]] = {
 INSIDE = "inside of a checkpoint.*Wrap the whole model"
 
 WARNINGS: dict[str, tuple[Says, str]] = {
-    "a stash that is never entered": (made_and_dropped, "never entered.*with tensorstash.stash"),
+    "a stash that is never entered": (lambda: stash(), "never entered.*with tensorstash.stash"),
     "only the backward inside": (entered_for_backward_alone, "nothing was seen.*forward pass has to run inside"),
     "nothing but evaluation": (only_evaluated, "never called while gradients were recorded"),
     "only the backward inside, once": (lambda: entered_for_backward_alone(1), "without effect: nothing was seen"),
@@ -352,7 +329,6 @@ WARNINGS: dict[str, tuple[Says, str]] = {
 @pytest.mark.parametrize("mistake", ERRORS)
 def test_a_mistake_is_an_error_with_the_cure(mistake: str) -> None:
     make, kind, pattern = ERRORS[mistake]
-    torch.compiler.reset()
     with pytest.raises(kind) as raised:
         make()
     assert re.search(pattern, str(raised.value), re.DOTALL), str(raised.value)
@@ -363,7 +339,6 @@ def test_a_mistake_is_an_error_with_the_cure(mistake: str) -> None:
 @pytest.mark.parametrize("mistake", WARNINGS)
 def test_a_mistake_without_effect_is_a_warning_with_the_cure(mistake: str) -> None:
     make, pattern = WARNINGS[mistake]
-    torch.compiler.reset()
     gc.collect()  # what other tests have left says something when it goes
     with pytest.warns(ts.TensorStashWarning) as said:
         make()

@@ -4,8 +4,7 @@ import pytest
 
 import tensorstash as ts
 from tensorstash import reference as ref
-from tensorstash.policies.modules import named_for
-from tensorstash.policies.selectors import ModuleNames
+from tensorstash.policies.selectors import ModuleNames, named_for
 
 
 class Trained(ref.nn.Module):

@@ -5,12 +5,12 @@ which returns the exit status; its docstring begins with its line in the list.
 """
 
 import argparse
-import ast
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from tensorstash.errors import TensorStashError
 from tensorstash.registry import did_you_mean
@@ -24,13 +24,11 @@ usage: tensorstash VERB ...    (or: python -m tensorstash VERB ...)
 VERBS = ("compare", "doctor", "estimate", "run")
 """Modules of this folder, by name."""
 
-_FOLDER = Path(__file__).resolve().parent
-
 
 def usage() -> str:
-    """Return the verbs and their usage; imports no verb."""
+    """Return the verbs and their usage."""
     width = max(map(len, VERBS))
-    lines = [f"  {verb:<{width}}  {_docstring(verb).partition(chr(10))[0]}" for verb in VERBS]
+    lines = [f"  {verb:<{width}}  {_module(verb).__doc__.partition(chr(10))[0]}" for verb in VERBS]
     return "\n".join((_USAGE, *lines, "", "tensorstash VERB --help tells more."))
 
 
@@ -52,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tensorstash: {words[0]!r}: {why}", file=sys.stderr)
         return 2
     verb, rest = (words[0], words[1:]) if words[0] in VERBS else ("run", words)
-    module = import_module(f"tensorstash.cli.{verb}")
+    module = _module(verb)
     parser = argparse.ArgumentParser(
-        prog=f"tensorstash {verb}", description=_docstring(verb), formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"tensorstash {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options = module.parsed(parser, rest)
     try:
@@ -73,5 +71,5 @@ def own_version() -> str:
         return "(not installed)"
 
 
-def _docstring(verb: str) -> str:
-    return ast.get_docstring(ast.parse((_FOLDER / f"{verb}.py").read_text(encoding="utf-8"))) or ""
+def _module(verb: str) -> Any:
+    return import_module(f"tensorstash.cli.{verb}")

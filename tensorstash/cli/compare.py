@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from tensorstash.cli.program import BUDGET_VARIABLE, RECORD_VARIABLE, arguments_of, refuse_missing
-from tensorstash.cli.recorder import Record
+from tensorstash.cli.program import BUDGET_VARIABLE, RECORD_VARIABLE, Record, arguments_of, refuse_missing
 from tensorstash.config.settings import POLICY_VARIABLE
 from tensorstash.errors import TensorStashError
 from tensorstash.host.allocator import advised_environment

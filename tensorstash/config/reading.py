@@ -13,9 +13,9 @@ from tensorstash.config.text import BARE, Text, split_steps
 from tensorstash.config.writing import GROUPS
 from tensorstash.errors import ConfigError, MissingDependencyError
 from tensorstash.policies import Chain, Encode, StoreIn
-from tensorstash.policies.automatic import AUTO, automatic
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.policies.policy import require_policy
+from tensorstash.policies.route import AUTO, automatic
 from tensorstash.protocols import Codec
 from tensorstash.registry import did_you_mean, lookup, names
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tensorstash.errors import ConfigError
-from tensorstash.policies.modules import named_for
 from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.policies.policy import Chain, Policy
-from tensorstash.policies.selectors import texts_of
+from tensorstash.policies.selectors import named_for, texts_of
 from tensorstash.spec import TensorSpec
 
 _LISTS = {"ModuleList", "Sequential", "LayerList"}

@@ -6,6 +6,7 @@ from typing import ClassVar
 from tensorstash.errors import ConfigError
 from tensorstash.policies.plan import Plan, Rebuilding
 from tensorstash.policies.policy import Policy
+from tensorstash.policies.selectors import texts_of
 from tensorstash.registry import did_you_mean, names
 from tensorstash.spec import TensorSpec
 
@@ -42,24 +43,16 @@ class Recompute(Policy):
     depth: int = 8
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ops", _ops(self.ops))
         if isinstance(self.depth, bool) or not isinstance(self.depth, int) or self.depth < 1:
             raise ConfigError(f"recompute.depth: got {self.depth!r}, expected a number of operations, 1 or more")
+        if self.ops is not None:
+            ops = tuple(dict.fromkeys(texts_of(self.ops, path="recompute.ops")))
+            known = (*RULES, *names("recipes"))
+            for name in ops:
+                if name not in known:
+                    raise ConfigError(f"recompute.ops: unknown rule {name!r}; {did_you_mean(name, known)}")
+            object.__setattr__(self, "ops", ops if len(ops) > 1 else ops[0])  # one alone has a form on one line
 
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
         ops = None if self.ops is None else frozenset((self.ops,) if isinstance(self.ops, str) else self.ops)
         return plan.then(Plan(rebuilding=Rebuilding(ops, self.depth)))
-
-
-def _ops(ops: object) -> str | tuple[str, ...] | None:
-    if ops is None:
-        return None
-    wanted = (ops,) if isinstance(ops, str) else ops
-    if not isinstance(wanted, tuple | list) or not wanted:
-        raise ConfigError(f"recompute.ops: got {ops!r}, expected a name or a tuple of names, such as ('gelu', 'cast')")
-    known = (*RULES, *names("recipes"))
-    for name in wanted:
-        if name not in known:
-            raise ConfigError(f"recompute.ops: unknown rule {name!r}; {did_you_mean(name, known)}")
-    distinct = tuple(dict.fromkeys(wanted))
-    return distinct if len(distinct) > 1 else distinct[0]  # one alone has a form on one line

@@ -1,13 +1,14 @@
-"""Different policies for different tensors."""
+"""Different policies for different tensors, and the policy of those who name none."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from tensorstash.errors import ConfigError
-from tensorstash.policies.placement import Keep
+from tensorstash.policies.placement import CpuOffload, DiskSpill, Keep
 from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.policies.policy import Chain, Policy, extend, require_policy
-from tensorstash.policies.selectors import require_selector
+from tensorstash.policies.recompute import Recompute
+from tensorstash.policies.selectors import Devices, require_selector
 from tensorstash.protocols import Selector
 from tensorstash.spec import TensorSpec
 
@@ -81,3 +82,11 @@ def _require_choice(value: HookPolicy, *, path: str) -> None:
     first = value.steps[0] if isinstance(value, Chain) and value.steps else value
     if getattr(first, "leads", False):
         raise ConfigError(f"{path}: got {first!r}, which is about whole modules, not tensors; put it before the route")
+
+
+AUTO = "auto"
+
+
+def automatic() -> HookPolicy:
+    """Return ``recompute | cpu_offload`` for tensors on an accelerator, ``recompute | disk_spill`` for all others."""
+    return Recompute() | Route((Rule(Devices("cpu"), DiskSpill()),), otherwise=CpuOffload())

@@ -10,7 +10,7 @@ import pytest
 
 from tensorstash.cli import main
 from tensorstash.cli.compare import table
-from tensorstash.cli.recorder import Record
+from tensorstash.cli.program import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 

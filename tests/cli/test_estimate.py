@@ -43,13 +43,10 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_model_is_estimated(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_line_is_the_answer(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "small_program:made", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["nbytes"] == sum(row["nbytes"] for row in found["rows"]) >= 12 * 256 * 64 * 4
-
-
-def test_the_first_line_is_the_answer(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "small_program:made"]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("A step saves 832 KiB for backward; it leaves ")

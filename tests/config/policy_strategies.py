@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 import tensorstash as ts
 from tensorstash.codecs import Affine, AsType, Lossless, PackBits, Sparse, TwoValued, Zstd
 from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MinBytes, ModuleNames, Not
-from tensorstash.spec import DTYPES, TensorSpec
+from tensorstash.spec import DTYPES, TensorSpec, contiguous_strides
 from tensorstash.stores import Disk, Memory
 
 # Everything a path or pattern may hold: quotation marks, separators, spaces, other scripts, but no lone surrogates.
@@ -97,6 +97,10 @@ def specs(draw):
         draw(st.sampled_from(["cpu", "cuda:0", "gpu:1", "sim:0"])),
         module=draw(st.sampled_from(["", "a", "a.b", "layers.0.mlp"])),
     )
+
+
+def spec(dtype="float32", device="cpu", shape=(8, 16), **more):
+    return TensorSpec(shape, contiguous_strides(shape), 0, dtype, device, **more)
 
 
 def eval_repr(policy):

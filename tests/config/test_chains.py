@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_strategies import chains, policies, specs
+from policy_strategies import chains, policies, spec, specs
 
 import tensorstash as ts
 from tensorstash.codecs import Affine, Lossless, PackBits, Sparse, TwoValued, Zstd
@@ -14,12 +14,8 @@ from tensorstash.errors import PlanError
 from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.policies.policy import in_text
 from tensorstash.policies.selectors import Dtypes, MinBytes
-from tensorstash.spec import TensorSpec, opaque_bytes
+from tensorstash.spec import opaque_bytes
 from tensorstash.stores import Disk, Memory
-
-
-def spec(dtype="float32", device="cpu"):
-    return TensorSpec((8, 16), (16, 1), 0, dtype, device)
 
 
 @pytest.mark.parametrize(
@@ -200,5 +196,5 @@ def test_grouping_does_not_matter(chain, first, second):
 
 
 @given(policies, specs())
-def test_keep_is_neutral(policy, spec):
-    assert (ts.Keep() | policy).plan(spec) == policy.plan(spec) == (policy | ts.Keep()).plan(spec)
+def test_keep_is_neutral(policy, tensor):
+    assert (ts.Keep() | policy).plan(tensor) == policy.plan(tensor) == (policy | ts.Keep()).plan(tensor)

@@ -2,7 +2,7 @@
 
 import pytest
 from hypothesis import given
-from policy_strategies import eval_repr, policies, specs
+from policy_strategies import eval_repr, policies, spec, specs
 
 import tensorstash as ts
 from tensorstash.codecs import Affine, PackBits, Sparse, TwoValued, Zstd
@@ -11,10 +11,6 @@ from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MinBytes, ModuleNames, Not
 from tensorstash.spec import DTYPES, TensorSpec
 from tensorstash.stores import Disk, Memory
-
-
-def spec(dtype="float32", device="cpu", shape=(8, 16), **more):
-    return TensorSpec(shape, tuple(1 for _ in shape), 0, dtype, device, **more)
 
 
 def test_disk_spill_takes_every_tensor():
@@ -72,25 +68,16 @@ def test_first_rule_that_selects_decides():
 
 
 @given(policies, specs())
-def test_plans_are_pure_and_among_the_alternatives(policy, spec):
-    plan = policy.plan(spec)
-    assert plan == policy.plan(spec)
-    assert plan in policy.alternatives()
-    assert plan.reason or not plan.keeps
-
-
-@given(policies)
-def test_alternatives_are_without_repetition(policy):
-    alternatives = policy.alternatives()
+def test_plans_are_pure_and_among_the_alternatives_and_every_codec_accepts_what_it_is_given(policy, tensor):
+    plan, alternatives = policy.plan(tensor), policy.alternatives()
+    assert plan == policy.plan(tensor)
+    assert plan in alternatives
     assert len(set(alternatives)) == len(alternatives)
+    assert plan.reason or not plan.keeps
     assert isinstance(policy, HookPolicy)
     assert hash(policy) == hash(eval_repr(policy))
-
-
-@given(policies, specs())
-def test_every_codec_accepts_what_it_will_be_given(policy, spec):
-    at = spec.dense()
-    for codec in policy.plan(spec).codecs:
+    at = tensor.dense()
+    for codec in plan.codecs:
         assert codec.accepts(at)
         at = codec.encoded_spec(at)
 

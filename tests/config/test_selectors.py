@@ -5,20 +5,14 @@ from typing import ClassVar
 
 import pytest
 from hypothesis import given
-from policy_strategies import selectors, specs
+from policy_strategies import selectors, spec, specs
 
 from tensorstash.policies.selectors import Devices, Dtypes, MinBytes, ModuleNames, Not
-from tensorstash.spec import TensorSpec
-
-
-def spec(shape=(4, 4), dtype="float32", device="cpu", **more):
-    strides = tuple(1 for _ in shape)
-    return TensorSpec(shape, strides, 0, dtype, device, **more)
 
 
 @pytest.mark.parametrize(("numel", "taken"), [(255, False), (256, True), (257, True)])
 def test_min_bytes_includes_its_bound(numel, taken):
-    assert MinBytes("1 KiB").accepts(spec((numel,))) is taken
+    assert MinBytes("1 KiB").accepts(spec(shape=(numel,))) is taken
 
 
 def test_dtypes_takes_one_name_or_several():
@@ -65,10 +59,11 @@ def test_module_pattern_matches_the_module_or_one_around_it(pattern, module, tak
 
 
 @given(selectors, selectors, specs())
-def test_operators_are_the_logic_they_spell(a, b, spec):
-    assert (a & b).accepts(spec) is (a.accepts(spec) and b.accepts(spec))
-    assert (a | b).accepts(spec) is (a.accepts(spec) or b.accepts(spec))
-    assert (~a).accepts(spec) is not a.accepts(spec)
+def test_operators_are_the_logic_they_spell(a, b, tensor):
+    one, other = a.accepts(tensor), b.accepts(tensor)
+    assert (a & b).accepts(tensor) is (one and other)
+    assert (a | b).accepts(tensor) is (one or other)
+    assert (~a).accepts(tensor) is not one
 
 
 @dataclass(frozen=True)
@@ -82,5 +77,5 @@ class Scalars:
 
 
 def test_foreign_selectors_combine():
-    assert (MinBytes(0) & Scalars()).accepts(spec(()))
+    assert (MinBytes(0) & Scalars()).accepts(spec(shape=()))
     assert Not(Scalars()).accepts(spec())

@@ -15,11 +15,11 @@ from lazy import Lazy
 import tensorstash as ts
 from tensorstash.errors import ConfigError
 
-accelerate, datasets, lightning, trainers, transformers, wandb = map(
-    Lazy, ("accelerate", "datasets", "lightning", "trainers", "transformers", "wandb")
+datasets, lightning, trainers, transformers, wandb = map(
+    Lazy, ("datasets", "lightning", "trainers", "transformers", "wandb")
 )
-with_accelerate, with_lightning, with_transformers = (
-    Lazy(f"tensorstash.integrations.{library}") for library in ("accelerate", "lightning", "transformers")
+with_lightning, with_transformers = (
+    Lazy(f"tensorstash.integrations.{library}") for library in ("lightning", "transformers")
 )
 events = Lazy("tensorboard.backend.event_processing.event_accumulator")
 CELL = Cell("", "fp32", "plain", False, False, 1)
@@ -92,21 +92,6 @@ def test_the_callback_of_lightning_logs_to_the_loggers(tmp_path: Path) -> None:
     assert SCALAR in logged_to_tensorboard(tmp_path)
 
 
-def test_what_accelerate_tracks(tmp_path: Path) -> None:
-    trainers.forget_accelerators()
-    accelerator = accelerate.Accelerator(cpu=True, log_with="tensorboard", project_dir=str(tmp_path))
-    accelerator.init_trackers("run")
-    stash = with_accelerate.StashCallback("compress", **trainers.OPTIONS)
-    model, batches = stash.prepare(accelerator, trainers.llama(), trainers.loader(CELL))
-    for step, batch in enumerate(batches):
-        accelerator.backward(model(**batch).loss)
-        stash.log(step)
-    accelerator.end_training()
-    assert SCALAR in logged_to_tensorboard(tmp_path)
-    stash.remove()
-    assert ts.wrapped(model) == ()
-
-
 def test_a_training_that_fails_leaves_a_model_that_can_be_trained_again(tmp_path: Path) -> None:
     class Fails(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -152,7 +137,7 @@ def test_a_callback_in_use_is_copied_and_pickled_without_what_runs(library: Any)
     ts.unwrap(trained)
 
 
-@pytest.mark.parametrize("library", ["accelerate", "lightning", "transformers", "paddle"])
+@pytest.mark.parametrize("library", ["lightning", "transformers", "paddle"])
 def test_where_a_library_is_missing_the_command_that_installs_it_is_named(library: str) -> None:
     program = (
         "import sys\n"
@@ -172,6 +157,4 @@ def test_what_is_no_policy_is_refused_before_training_begins() -> None:
     with pytest.raises(ConfigError, match=r"StashCallback\.min_bytes"):
         with_lightning.StashCallback("compress", min_bytes="64 KO")
     with pytest.raises(ConfigError, match=r"StashCallback\.limits"):
-        with_accelerate.StashCallback("compress", limits="64 MiB")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="expected the Accelerator"):
-        with_accelerate.StashCallback("compress").prepare(trainers.llama(), object())
+        with_transformers.StashCallback("compress", limits="64 MiB")

@@ -20,7 +20,7 @@ SAMPLE = [
     for trainer in KINDS
     for values in (
         ("bf16", "before", False, False, 1),
-        ("fp32", "callback", True, True, 2),
+        ("fp32", "before" if trainer == "accelerate" else "callback", True, True, 2),
         ("bf16", "after", True, False, 1),
     )
 ]

@@ -1,7 +1,7 @@
 """Three steps of a small random Llama in each trainer, plain or under a policy put in one of three places."""
 
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +17,12 @@ from cells import Cell
 from torch import Tensor
 
 import tensorstash as ts
-from tensorstash.integrations import accelerate as with_accelerate
 from tensorstash.integrations import lightning as with_lightning
 from tensorstash.integrations import transformers as with_transformers
 
 STEPS, BATCH, LENGTH, WORDS = 3, 2, 16, 64
 AT_ONCE = ts.Limits(in_flight=0, ahead=0)
 OPTIONS: dict[str, Any] = {"limits": AT_ONCE, "min_bytes": 0}
-
-
-@dataclass
-class Sizes:
-    """Of the model and its batches."""
-
-    hidden: int = 32
-    layers: int = 2
-    batch: int = BATCH
-    length: int = LENGTH
-
-
-SIZES = Sizes()
 
 
 @dataclass
@@ -49,8 +35,8 @@ class Trained:
 
 def llama() -> Any:
     torch.manual_seed(0)
-    shape = {"hidden_size": SIZES.hidden, "intermediate_size": 2 * SIZES.hidden, "num_hidden_layers": SIZES.layers}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": SIZES.length}
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": LENGTH}
     config = transformers.LlamaConfig(vocab_size=WORDS, use_cache=False, **shape, **heads)
     return transformers.LlamaForCausalLM(config)
 
@@ -71,7 +57,7 @@ def model_of(cell: Cell) -> Any:
 
 def rows(accumulation: int) -> list[dict[str, list[int]]]:
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(0, WORDS, (STEPS * accumulation * SIZES.batch, SIZES.length), generator=generator)
+    tokens = torch.randint(0, WORDS, (STEPS * accumulation * BATCH, LENGTH), generator=generator)
     return [{"input_ids": row, "labels": row} for row in tokens.tolist()]
 
 
@@ -80,13 +66,13 @@ def collate(batch: list[dict[str, list[int]]]) -> dict[str, Tensor]:
 
 
 def loader(cell: Cell) -> Any:
-    return torch.utils.data.DataLoader(rows(cell.accumulation), batch_size=SIZES.batch, collate_fn=collate)  # type: ignore[arg-type]
+    return torch.utils.data.DataLoader(rows(cell.accumulation), batch_size=BATCH, collate_fn=collate)  # type: ignore[arg-type]
 
 
 class Under:
     """Puts the policy of a cell where the cell says."""
 
-    def __init__(self, cell: Cell, kind: Any) -> None:
+    def __init__(self, cell: Cell, kind: Any = None) -> None:
         self._where, self._policy = cell.where, cell.policy
         self.callback = kind(cell.policy, **OPTIONS) if cell.where == "callback" else None
         self._handle: ts.Wrapped | None = None
@@ -128,7 +114,7 @@ def _in_trainer(cell: Cell, directory: str, kind: Any, arguments: Any, **options
     args = arguments(
         output_dir=directory,
         max_steps=STEPS,
-        per_device_train_batch_size=SIZES.batch,
+        per_device_train_batch_size=BATCH,
         gradient_accumulation_steps=cell.accumulation,
         gradient_checkpointing=cell.checkpointing,
         bf16=cell.precision == "bf16",
@@ -151,7 +137,7 @@ def _in_trainer(cell: Cell, directory: str, kind: Any, arguments: Any, **options
 
 def in_accelerate(cell: Cell, directory: str) -> Trained:
     forget_accelerators()
-    under = Under(cell, with_accelerate.StashCallback)
+    under = Under(cell)
     model = model_of(cell)
     under.reach("before", model)
     accelerator = accelerate.Accelerator(
@@ -159,9 +145,7 @@ def in_accelerate(cell: Cell, directory: str) -> Trained:
         mixed_precision="bf16" if cell.precision == "bf16" else "no",
         gradient_accumulation_steps=cell.accumulation,
     )
-    parts = model, torch.optim.AdamW(model.parameters(), 1e-3), loader(cell)
-    prepare = partial(under.callback.prepare, accelerator) if under.callback else accelerator.prepare
-    model, optimizer, batches = prepare(*parts)
+    model, optimizer, batches = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-3), loader(cell))
     under.reach("after", model)
     model.train()
     for batch in batches:
