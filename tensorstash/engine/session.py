@@ -12,10 +12,9 @@ from tensorstash.engine.advice import JUDGED_ENTRIES, Adviser
 from tensorstash.engine.checkpoints import Border, by_treatment, judge_regions
 from tensorstash.engine.content import Content
 from tensorstash.engine.handle import Handle, KeptHandle, SessionState, Stashed
-from tensorstash.engine.ladder import Ladder, Record
+from tensorstash.engine.ladder import BudgetSize, Ladder, Record
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.link import pace
-from tensorstash.engine.memory import BudgetSize, limit_of
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import POLICY, SMALL, Places, Way
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
@@ -84,8 +83,9 @@ class Session(Generic[T]):
         self._only_keeps = only_keeps and not recomputes and budget is None
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
-        ladder = None if budget is None else Ladder(ledger, self.sender.in_flight, self.sender.ahead)
-        self._budget, self._ladder = budget, ladder
+        counted = ledger, self.sender.in_flight, self.sender.ahead
+        ladder = None if budget is None else Ladder(budget, backend, *counted)
+        self._ladder = ladder
         self._residency = Residency(backend, ladder) if isinstance(backend, SupportsGraph) else None
         # Not of the session, which would be a cycle.
         spare = None if ladder is None else (self._residency or ladder).spare_bytes
@@ -232,8 +232,7 @@ class Session(Generic[T]):
         record = memory = None
         if self._ladder is not None and is_large:
             if not self._ladder.is_begun:
-                assert self._budget is not None, "a ladder without a budget"
-                self._ladder.begin(limit_of(self._budget, self.backend, spec.device), spec.device)
+                self._ladder.begin(spec.device)
             memory = self._storage(tensor)
             record = self._ladder.saved(spec, self._thread.module, *memory)
         handle: Any = None
