@@ -131,7 +131,7 @@ def _choose(groups: Mapping[int, list[Record]], sizes: Mapping[int, int], excess
     return fates
 
 
-def _peak(sizes: Mapping[int, int], fates: Mapping[int, Fate]) -> int:
+def _peak(sizes: dict[int, int], fates: Mapping[int, Fate]) -> int:
     """Return the most bytes that are held in backward: tensors that stay, and one that is back, the newest first."""
     held = peak = sum(nbytes for memory, nbytes in sizes.items() if fates[memory] == "kept")
     for memory, nbytes in reversed(sizes.items()):

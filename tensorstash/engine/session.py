@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
 from tensorstash.abilities import Backend, Readers, Region, SupportsDemand, SupportsGraph
-from tensorstash.engine.advice import JUDGED_ENTRIES, Adviser
+from tensorstash.engine.advice import Adviser
 from tensorstash.engine.checkpoints import Border, by_treatment, judge_regions
 from tensorstash.engine.content import Content
 from tensorstash.engine.handle import Handle, KeptHandle, SessionState, Stashed
@@ -129,9 +129,7 @@ class Session(Generic[T]):
     def scope(self) -> Scope["Session[T]"]:
         """Return the scope that installs the hooks for this thread until a block ends."""
         self.state.refuse_child()
-        self.adviser.entered()
-        if self.adviser.entries <= JUDGED_ENTRIES:
-            self.adviser.judge_place(self.backend)
+        self.adviser.entered(self.backend)
         self.sender.entry_began(self.state.ledger.saved_bytes, is_a_step=self.state.was_asked)
         with self._lock:
             if self._border is not None and self.regions and self.state.was_asked:
@@ -177,7 +175,7 @@ class Session(Generic[T]):
         if self.transfers is not None:
             stats = replace(stats, pinned_bytes=self.transfers.pinned_bytes)
         stats = replace(stats, blocks=by_treatment(self.regions.values()))
-        return replace(stats, advice=self.adviser.text(self.places.frees_host_memory))
+        return replace(stats, advice="\n".join(self.adviser.said))
 
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
