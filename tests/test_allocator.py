@@ -123,13 +123,11 @@ def step(policy):
     with stash:
         loss = ref.tensor([1.0], requires_grad=True).exp().exp()
     loss.backward()
-    return stash
 step(ts.Keep())
 print(allocator.returns_memory(), os.environ.get("MALLOC_MMAP_THRESHOLD_"))
-stash = step(ts.Compress())
+step(ts.Compress())
 step(ts.Compress())
 print(allocator.returns_memory(), os.environ.get("MALLOC_MMAP_THRESHOLD_"))
-print("python -m tensorstash" in stash.stats().advice)
 """
 
 
@@ -137,9 +135,9 @@ print("python -m tensorstash" in stash.stats().advice)
 @pytest.mark.parametrize(
     ("environment", "printed", "logged"),
     [
-        ({}, "False None\nTrue 1048576\nFalse\n", 1),
-        ({allocator.CHOICE: "leave"}, "False None\nFalse None\nTrue\n", 0),
-        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=9"}, "True None\nTrue None\nFalse\n", 0),
+        ({}, "False None\nTrue 1048576\n", 1),
+        ({allocator.CHOICE: "leave"}, "False None\nFalse None\n", 0),
+        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=9"}, "True None\nTrue None\n", 0),
     ],
     ids=["as it is", "left alone", "tunables"],
 )

@@ -24,7 +24,7 @@ from typing import Any
 
 from tensorstash.api import Stash, stash
 from tensorstash.config.settings import POLICY_VARIABLE, settings_of
-from tensorstash.engine.memory import budget_of
+from tensorstash.engine.ladder import budget_of
 from tensorstash.host.pages import peak_bytes
 from tensorstash.policies.route import AUTO
 from tensorstash.sizes import format_bytes

@@ -8,12 +8,11 @@ from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import say, user_line
 from tensorstash.host import native
-from tensorstash.host.allocator import returns_memory
 from tensorstash.host.mounts import directories_in_memory
 from tensorstash.policies.limits import Limits
 from tensorstash.sizes import format_bytes
 
-JUDGED_ENTRIES = 3
+_JUDGED_ENTRIES = 3
 """Entries of a scope after which it is judged: the first may be a trial, and three are like all others."""
 
 _STEPS = 3
@@ -25,11 +24,6 @@ _LARGE = 2**20
 """Bytes saved in a step below which nobody looks for gains."""
 
 _ALL = 0.9
-
-_FREED = (
-    "freed activations may stay with the process, since TENSORSTASH_ALLOCATOR=leave keeps glibc as it is; unset it, or "
-    "start the program with `python -m tensorstash SCRIPT`"
-)
 
 _ENDED = "a stash has ended without effect: "
 
@@ -67,34 +61,23 @@ class Adviser:
         self._ledger = ledger
         self._line = user_line()
         self.said: list[str] = []
-        self.entries = 0
-        """Number of entries of the scope."""
+        self._limits, self._only_keeps = limits, only_keeps
         self.watches = True
         """Whether :meth:`asked` is still wanted."""
-        self.may_gain = False
-        """Whether anything was to leave its memory, or to shrink."""
-        self._limits = limits
-        self._only_keeps = only_keeps
-        self._ended = 0
+        self._may_gain = self._is_judged = self._is_compiling = False
+        self._entries = self._ended = 0
+        """Of the scope, and those with gradients that have ended."""
         self.steps_ended = 0
         """Steps whose successor has begun."""
-        self._before = 0
+        self._before = self._step_bytes = self._covered_bytes = 0
         self._latest = Stats()
-        self._is_judged = False
         self._unentered = self._ending = ""
-        self._step_bytes = 0
         self._asked: dict[int, int] = {}
         self._most_at_once = 0
-        self._covered_bytes = 0
-        self._is_compiling = False
 
     def expect_gain(self) -> None:
         """Note that something is to leave its memory, or to shrink."""
-        self.may_gain = True
-
-    def entered(self) -> None:
-        """Note one more entry of the scope."""
-        self.entries += 1
+        self._may_gain = True
 
     @property
     def stashed_bytes(self) -> int:
@@ -113,11 +96,6 @@ class Adviser:
             self.said.append(message)
             say(message, self._line)
 
-    def text(self, frees_host_memory: bool) -> str:
-        """Return the messages, a line each, and the cure for freed memory that stays with the process."""
-        freed = [_FREED] if frees_host_memory and not returns_memory() else []
-        return "\n".join([*self.said, *freed])
-
     def judge_directories(self, directories: Iterable[str]) -> None:
         """Say so if one of the directories that are spilled to is kept in memory."""
         in_memory = directories_in_memory(directories)
@@ -127,12 +105,11 @@ class Adviser:
                 "directory on a disk: DiskSpill(directory)"
             )
 
-    def judge_place(self, backend: object) -> None:
-        """Say so if the policy stores, and a checkpoint is in force; note whether a compiler is.
-
-        Args:
-            backend: asked on the thread that enters the scope.
-        """
+    def entered(self, backend: object) -> None:
+        """Note one more entry of the scope; say so if the policy stores inside of a checkpoint, on this thread."""
+        self._entries += 1
+        if self._entries > _JUDGED_ENTRIES:
+            return
         self._is_compiling = isinstance(backend, SupportsGraph) and backend.is_compiling()
         if not self._only_keeps and isinstance(backend, SupportsCheckpoints) and backend.repeats.is_checkpointed():
             self.say(
@@ -151,7 +128,7 @@ class Adviser:
 
     def removed(self) -> None:
         """Say so if the scope was never entered."""
-        if self.entries == 0 and self._unentered:
+        if self._entries == 0 and self._unentered:
             self.say(self._unentered)
 
     def _gone(self) -> None:
@@ -160,13 +137,13 @@ class Adviser:
         self._ending = _ENDED
         if self._ended:
             self._step_bytes = max(self._step_bytes, self._latest.stashed.nbytes - self._before)
-            self._most_at_once = max(self._most_at_once, *self._asked.values(), 0)
-            self._judge(is_last=True)
+            self.judge(self._latest, is_last=True)
 
     def asked(self, graph: int | None, nbytes: int) -> None:
         """Note that a saved tensor was asked for, by a compiled graph or none."""
         if graph is not None:
             self._asked[graph] = self._asked.get(graph, 0) + nbytes
+            self._most_at_once = max(self._most_at_once, self._asked[graph])
 
     def step_ended(self) -> None:
         """Note the end of a step."""
@@ -174,26 +151,17 @@ class Adviser:
         self.steps_ended += 1
         self._step_bytes = max(self._step_bytes, stashed_bytes - self._before)
         self._before = stashed_bytes
-        self._most_at_once = max(self._most_at_once, *self._asked.values(), 0)
         self._asked.clear()
 
     def entry_ended(self) -> bool:
         """Note the end of an entry in which gradients were recorded; return whether :meth:`judge` is wanted."""
         self._ended += 1
-        return self._ended <= JUDGED_ENTRIES or (self.watches and self.steps_ended >= _STEPS)
+        return self._ended <= _JUDGED_ENTRIES or (self.watches and self.steps_ended >= _STEPS)
 
-    def judge(self, stats: Stats) -> None:
-        """Say all that is certain by now.
-
-        Args:
-            stats: of the session.
-        """
+    def judge(self, stats: Stats, *, is_last: bool = False) -> None:
+        """Say all that is certain by now."""
         self._latest = stats
-        self._judge(is_last=False)
-
-    def _judge(self, *, is_last: bool) -> None:
-        stats = self._latest
-        if not self._is_judged and (is_last or self._ended >= JUDGED_ENTRIES or stats.seen.tensors >= _MANY):
+        if not self._is_judged and (is_last or self._ended >= _JUDGED_ENTRIES or stats.seen.tensors >= _MANY):
             self._is_judged = True
             self._judge_effect(stats)
         if self.watches and (is_last or self.steps_ended >= _STEPS):
@@ -230,7 +198,7 @@ class Adviser:
                 f"{format_bytes(stats.stashed.nbytes)} are kept after all, since their content does not shrink or "
                 "backward needs it exactly. Use DiskSpill(directory)"
             )
-        elif not self.may_gain:
+        elif not self._may_gain:
             self.say(
                 "the policy shrinks nothing: tensors in host memory are copied to host memory as they are. Use "
                 "DiskSpill(directory)"

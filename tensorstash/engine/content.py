@@ -31,17 +31,15 @@ Shares memory and version with the one that was handed out; its layout and versi
 class Content:
     """One saved block of memory, shared by all handles that need it; freed with the last of them. Thread-safe.
 
-    Until its bytes are captured it holds a source, which answers requests itself or by a copy: an alias of the saved
-    tensor that is captured when nobody else holds its memory, or a private copy. Any thread may capture it. A tensor
-    that was modified in place since it was saved is refused, as autograd refuses it: each request compares the version,
-    on a version probe that outlives the memory.
+    It is resident while :attr:`alias` is set, in its place once :attr:`stored` is, on its way back or loaded while it
+    has a :attr:`lease`. Any thread may capture it. Each request compares the version, on a probe that outlives the
+    memory, so that a tensor that was modified in place since it was saved is refused, as autograd refuses it.
 
     A loaded content that another handle still needs is held as far as the budget goes, so that it is read once for
     several operations. Where backward kernels do not write into unpacked tensors, these share one tensor, as they do
     without hooks; an operation that may write into it gets a tensor of its own.
 
-    It is resident while :attr:`alias` is set, in its place once :attr:`stored` is, on its way back or loaded while
-    it has a :attr:`lease`. Nothing here blocks or takes a lock while it is destroyed: it may die in the collector.
+    Nothing here blocks or takes a lock while it is destroyed: it may die in the garbage collector.
 
     Args:
         place: where its bytes go, and how they come back.
@@ -184,11 +182,7 @@ class Content:
         return source
 
     def _check(self, watched: Any) -> None:
-        """Refuse a tensor that has been modified in place since it was saved.
-
-        Args:
-            watched: an object that shares the tensor's version; None where later changes do no harm.
-        """
+        """Refuse a modified tensor, whose version ``watched`` shares; None where later changes do no harm."""
         if watched is not None:
             version = self.place.backend.version(watched)
             if version != self._version:
@@ -251,10 +245,7 @@ class Content:
                 self._let_go()
 
     def prefetch_to_device(self, group: list[Any], room_bytes: int) -> int | None:
-        """Join a group that is about to be brought back to its device; return the bytes that are left for others.
-
-        None means to look no further ahead.
-        """
+        """Join a group that is brought back to its device; return the bytes left for others, or None for no more."""
         return room_bytes
 
     def restore(self, spec: TensorSpec) -> Any:

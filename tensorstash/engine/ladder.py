@@ -1,26 +1,57 @@
 """The rule of a budget: the excess over the bytes of the last equal step leaves, the cheapest tier first."""
 
-import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from operator import attrgetter
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+from tensorstash.abilities import Backend, SupportsMemoryUse
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.stats import Tally
+from tensorstash.errors import BackendError, ConfigError, say
 from tensorstash.host.budget import ByteBudget
+from tensorstash.host.pages import free_bytes, physical_bytes
+from tensorstash.sizes import format_bytes, parse_budget
 from tensorstash.spec import TensorSpec
 
-logger = logging.getLogger("tensorstash")
+_MARGIN = 0.05
+"""Part of the free memory that an automatic budget leaves free."""
 
 _REMEMBERED_STEPS = 32
 
+BudgetSize = int | Literal["auto"]
+"""Bytes, or the memory that is free when the first tensor is saved."""
 
 Fate = Literal["kept", "recomputed", "stored"]
 """The treatment of a saved tensor in the plan of a step."""
+
+
+def budget_of(budget: object, path: str) -> BudgetSize | None:
+    """Return the budget that a user has passed.
+
+    Args:
+        budget: bytes, text with a unit, ``"auto"`` or None.
+        path: name of the value, for the message.
+
+    Raises:
+        ConfigError: it is none of these.
+
+    >>> budget_of("6 GiB", "stash.budget")
+    6442450944
+    >>> budget_of("6", "stash.budget")
+    Traceback (most recent call last):
+    tensorstash.errors.ConfigError: stash.budget: got '6', expected a size with a unit, such as '6GiB', or 'auto'
+    """
+    if budget is None:
+        return None
+    if budget == "auto":
+        return "auto"
+    is_bare = isinstance(budget, str) and budget.strip().isdecimal()
+    if isinstance(budget, bool) or not isinstance(budget, int | str) or is_bare:
+        raise ConfigError(f"{path}: got {budget!r}, expected a size with a unit, such as '6GiB', or 'auto'")
+    return parse_budget(budget, path=path)
 
 
 @dataclass(eq=False, slots=True)
@@ -57,10 +88,6 @@ class Record:
         self.has_news |= not self.is_storable or self.left_bytes != left_bytes
         self.is_storable, self.left_bytes = True, left_bytes
 
-    def planned(self, fate: Fate) -> "Record":
-        """Return a record with another fate, as no two plans share one."""
-        return replace(self, fate=fate, has_news=False)
-
 
 def planned(records: Sequence[Record], limit_bytes: int) -> list[Record]:
     """Return the records of a step with a fate each, so that no more than ``limit_bytes`` stay.
@@ -74,44 +101,44 @@ def planned(records: Sequence[Record], limit_bytes: int) -> list[Record]:
     >>> [record.fate for record in planned(step, 15)]
     ['stored', 'stored', 'kept']
     """
-    groups: dict[int, list[Record]] = {}
+    groups: defaultdict[int, list[Record]] = defaultdict(list)
     for record in records:
-        groups.setdefault(record.memory, []).append(record)
-    total = sum(record.nbytes for record in records)
+        groups[record.memory].append(record)
+    sizes = {memory: sum(record.nbytes for record in group) for memory, group in groups.items()}
     room = limit_bytes
     while True:
-        fates = _choose(groups, total - room)
-        over = _peak(groups, fates) - limit_bytes
-        if over <= 0 or room <= 0:
-            return [record.planned(fates[record.memory]) for record in records]
+        fates = _choose(groups, sizes, sum(sizes.values()) - room)
+        over = _peak(sizes, fates) - limit_bytes
+        if over <= 0 or room <= 0:  # no two plans share a record
+            return [replace(record, fate=fates[record.memory], has_news=False) for record in records]
         room = max(room - over, 0)
 
 
-def _choose(groups: dict[int, list[Record]], excess: int) -> dict[int, Fate]:
+def _choose(groups: Mapping[int, list[Record]], sizes: Mapping[int, int], excess: int) -> dict[int, Fate]:
     fates: dict[int, Fate] = dict.fromkeys(groups, "kept")
     for fate in get_args(Fate)[1:]:
         for memory, group in groups.items():
             if excess <= 0:
                 return fates
-            gain = sum(record.nbytes for record in group)
             if fate == "stored":
-                gain -= sum(record.left_bytes for record in group)
-            may_leave = all(record.is_remakable if fate == "recomputed" else record.is_storable for record in group)
+                gain = sizes[memory] - sum(record.left_bytes for record in group)
+                may_leave = all(record.is_storable for record in group)
+            else:
+                gain, may_leave = sizes[memory], all(record.is_remakable for record in group)
             if fates[memory] == "kept" and gain > 0 and may_leave:
                 fates[memory] = fate
                 excess -= gain
     return fates
 
 
-def _peak(groups: dict[int, list[Record]], fates: dict[int, Fate]) -> int:
+def _peak(sizes: dict[int, int], fates: Mapping[int, Fate]) -> int:
     """Return the most bytes that are held in backward: tensors that stay, and one that is back, the newest first."""
-    sizes = {memory: sum(record.nbytes for record in group) for memory, group in groups.items()}
     held = peak = sum(nbytes for memory, nbytes in sizes.items() if fates[memory] == "kept")
-    for memory in reversed(sizes):
+    for memory, nbytes in reversed(sizes.items()):
         if fates[memory] == "kept":
-            held -= sizes[memory]
+            held -= nbytes
         else:
-            peak = max(peak, held + sizes[memory])
+            peak = max(peak, held + nbytes)
     return peak
 
 
@@ -119,19 +146,24 @@ class Ladder:
     """Says for each saved tensor whether it stays, is made again or is stored, so that a budget is held. Thread-safe.
 
     The i-th save of a step has the fate that the plan of an equal step gives it. A step is known by the kinds that it
-    has saved so far; where it differs from every step before, there is no fate, and tensors leave by age.
+    has saved so far; where it differs from the last that began so, there is no fate, and tensors leave by age.
 
     Args:
+        budget: how many bytes of saved tensors may stay.
+        backend: tells how much memory of a device is free.
         ledger: counts payloads, which count towards the limit where they take the same memory.
         in_flight: bytes on their way into their places, which do, too.
         ahead: bytes that are read back, which do, too.
     """
 
-    def __init__(self, ledger: Ledger, in_flight: ByteBudget, ahead: ByteBudget) -> None:
+    def __init__(
+        self, budget: BudgetSize, backend: Backend[Any], ledger: Ledger, in_flight: ByteBudget, ahead: ByteBudget
+    ) -> None:
+        self._budget, self._backend = budget, backend
         self._ledger, self.in_flight, self._budgets = ledger, in_flight, (in_flight, ahead)
         self._tiers: tuple[str, ...] = ()
         self.device = "cpu"
-        """Of the first saved tensor."""
+        """Of the first saved tensor, whose memory is bounded."""
         self.limit_bytes = 0
         """Bytes of saved tensors that may stay; 0 before :meth:`begin`."""
         self.is_begun = False
@@ -140,18 +172,32 @@ class Ladder:
         """Bytes that the last step saved."""
         self._lock = threading.Lock()
         self._plans: OrderedDict[int, list[Record]] = OrderedDict()
-        self._is_broken = False
         self._clear()
 
-    def begin(self, limit_bytes: int, device: str) -> None:
-        """Set the limit, which may be known only where the first tensor is saved.
-
-        Args:
-            limit_bytes: of saved tensors that may stay.
-            device: of the first saved tensor, whose memory is bounded.
-        """
+    def begin(self, device: str) -> None:
+        """Find the limit, which may be known only where the first tensor is saved: on ``device``."""
+        limit = self._budget
+        if limit == "auto":
+            limit = int((1 - _MARGIN) * self._free_bytes(device))
+        elif device == "cpu" and limit > physical_bytes():
+            say(
+                f"budget: {format_bytes(limit)} is more than the {format_bytes(physical_bytes())} of this machine, "
+                "so that nothing leaves; pass budget='auto'"
+            )
         self._tiers = ("memory", "device") if device == "cpu" else ("device",)
-        self.limit_bytes, self.device, self.is_begun = limit_bytes, device, True
+        self.limit_bytes, self.device, self.is_begun = limit, device, True
+
+    def _free_bytes(self, device: str) -> int:
+        if device == "cpu":
+            free = free_bytes()
+        else:
+            free = self._backend.free_bytes(device) if isinstance(self._backend, SupportsMemoryUse) else None
+        if free is None:
+            raise BackendError(
+                f"budget: it is not known how much memory of {device} is free; pass the bytes that saved tensors may "
+                "take instead, such as budget='6GiB'"
+            )
+        return free
 
     def other_bytes(self) -> int:
         """Return the bytes that are in flight, read back, or taken by payloads in the same memory."""
@@ -176,20 +222,13 @@ class Ladder:
         self._blocks: set[Hashable] = set()
 
     def saved(self, spec: TensorSpec, module: str, token: Hashable, start: int) -> Record:
-        """Return the record of the next saved tensor.
-
-        Args:
-            spec: of the tensor.
-            module: that it is saved in.
-            token: of its live storage.
-            start: byte offset of its first element in there.
-        """
+        """Return the record of the next saved tensor, which begins ``start`` bytes behind its live storage's first."""
         kind = spec.order.shape, spec.dtype, spec.device, module
         with self._lock:
             place = len(self._step)
             plan = self._plan if place else self._plans.get(hash(kind))
             if plan is not None and (place >= len(plan) or plan[place].kind != kind):
-                plan = self._other_plan(kind)
+                plan = None
             self._plan, self.is_planned = plan, plan is not None
             memory = self._memories.setdefault(token, place)
             block = token, start, spec.order.block
@@ -199,27 +238,12 @@ class Ladder:
             self._step.append(record)
         return record
 
-    def _other_plan(self, kind: Hashable) -> list[Record] | None:
-        """Return the plan of another step that has begun like this one and goes on with ``kind``."""
-        place = len(self._step)
-        for plan in reversed(self._plans.values()):
-            if len(plan) > place and plan[place].kind == kind:
-                both = zip(islice(plan, place), self._step, strict=True)
-                if all(one.kind == other.kind for one, other in both):
-                    return plan
-        return None
-
     def step_ended(self) -> None:
         """Plan the next step that is equal to the one that has ended."""
         with self._lock:
             step = self._step
-            if step and not self._is_broken:
-                try:
-                    self._learn(step)
-                except Exception:  # a plan is advice: without one, tensors leave by age
-                    logger.exception("planning for a budget failed; from now on tensors leave by age")
-                    self._is_broken = True
-                    self._plans.clear()
+            if step:
+                self._learn(step)
             self._clear()
 
     def _learn(self, step: list[Record]) -> None:

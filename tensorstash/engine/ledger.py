@@ -5,7 +5,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
-from types import MappingProxyType
 from typing import Any
 from weakref import ref
 
@@ -15,12 +14,12 @@ from tensorstash.spec import TensorSpec
 Sizes = defaultdict[int, "count[int]"]
 """Counters by bytes: each step of one is a tensor of that size, which takes no lock."""
 
-_sizes: Callable[[], Sizes] = partial(defaultdict, count)
-# All of it is C, so that no thread comes between.
-
-
 Numbers = list[Any]
 """Those of a stage, as in :class:`~tensorstash.engine.stats.StageStats`; changed under the lock of the ledger."""
+
+# All of it is C, so that no thread comes between.
+_sizes: Callable[[], Sizes] = partial(defaultdict, count)
+_numbers: Callable[[], Numbers] = partial(list, (0, 0, 0, 0.0, 0, 0.0))
 
 
 class Ledger:
@@ -57,9 +56,11 @@ class Ledger:
         """Devices whose copies make the program wait, and why."""
         self.saved_bytes = 0
         """Bytes by which payloads so far were smaller than their tensors; all of a tensor's where one is elsewhere."""
-        self._stages: dict[str, Numbers] = {}
-        self._recipes: dict[str, Numbers] = {}
-        self._tiers: dict[str, Numbers] = {}
+        self.stages: defaultdict[str, Numbers] = defaultdict(_numbers)
+        """Numbers of codecs and stores by name, to which :meth:`add` adds."""
+        self.recipes: defaultdict[str, Numbers] = defaultdict(_numbers)
+        """Numbers of recipes by rule, to which :meth:`add` adds."""
+        self._tiers: defaultdict[str, Numbers] = defaultdict(_numbers)
         self.live: defaultdict[str, int] = defaultdict(int)
         """Bytes of the payloads, by tier, those of :attr:`gone` among them."""
         self._peaks: Counter[str] = Counter()
@@ -90,7 +91,7 @@ class Ledger:
             live = self.live
             if self.gone:
                 self._settle()
-            numbers = self._tiers.get(tier) or self._tiers.setdefault(tier, _no_numbers())
+            numbers = self._tiers[tier]
             for owner, payload_bytes, spec in payloads:
                 self._entries[ref(owner, self._returned)] = tier, payload_bytes
                 left_bytes = payload_bytes if tier == ("memory" if spec.device == "cpu" else "device") else 0
@@ -105,17 +106,9 @@ class Ledger:
             self._peak = max(self._peak, sum(live.values()))
         return all_left_bytes
 
-    def stage(self, name: str) -> Numbers:
-        """Return the numbers of all stages of a name, to which :meth:`add` adds."""
-        return self._stages.get(name) or self._stages.setdefault(name, _no_numbers())
-
     def tier(self, name: str) -> Numbers:
         """Return the numbers of a tier, which is the last stage of its payloads."""
-        return self._stages.setdefault(name, self._tiers.setdefault(name, _no_numbers()))
-
-    def recipe(self, rule: str) -> Numbers:
-        """Return the numbers of all recipes of a rule, to which :meth:`add` adds."""
-        return self._recipes.get(rule) or self._recipes.setdefault(rule, _no_numbers())
+        return self.stages.setdefault(name, self._tiers[name])
 
     def add(self, numbers: Numbers, *more: float) -> None:
         """Add to the first of some numbers."""
@@ -133,7 +126,7 @@ class Ledger:
         """Return the counters as they stand."""
         with self.lock:
             self._count_anew()
-            kept, stages, recomputed = _tallies(self.kept), _runs(self._stages), _runs(self._recipes)
+            kept, stages, recomputed = _tallies(self.kept), _runs(self.stages), _runs(self.recipes)
             deduplicated, stashed = _tally(self.deduplicated), _tally(self.stashed)
             again = (Tally(done.tensors, done.bytes_in) for done in recomputed.values())
             parts = [*kept.values(), deduplicated, stashed, *again]
@@ -147,15 +140,15 @@ class Ledger:
                 refused=_tallies(self.refused),
                 without_recipe=_tallies(self.without_recipe),
                 stages=stages,
-                stored=MappingProxyType({tier: Tally(n[0], n[2]) for tier, n in self._tiers.items() if n[0]}),
+                stored={tier: Tally(n[0], n[2]) for tier, n in self._tiers.items() if n[0]},
                 saved_bytes=self.saved_bytes,
                 modules=_tallies(self.modules),
                 live=Tally(len(self._entries), sum(self.live.values())),
                 peak_bytes=self._peak,
-                peak_bytes_by_tier=MappingProxyType(dict(self._peaks)),
+                peak_bytes_by_tier=dict(self._peaks),
                 unpacked=_steps(self._requests),
                 forwarded=_steps(self._forwardings),
-                waits=MappingProxyType(dict(self.waits)),
+                waits=dict(self.waits),
             )
 
     def _settle(self) -> None:
@@ -185,13 +178,9 @@ def _tally(sizes: Sizes) -> Tally:
 
 def _tallies(counted: Mapping[str, Sizes]) -> Mapping[str, Tally]:
     tallies = {reason: _tally(sizes) for reason, sizes in list(counted.items())}
-    return MappingProxyType({reason: tally for reason, tally in tallies.items() if tally.tensors})
-
-
-def _no_numbers() -> Numbers:
-    return [0, 0, 0, 0.0, 0, 0.0]
+    return {reason: tally for reason, tally in tallies.items() if tally.tensors}
 
 
 def _runs(runs: Mapping[str, Numbers]) -> Mapping[str, StageStats]:
     """Return the counts that are not zero."""
-    return MappingProxyType({name: StageStats(*numbers) for name, numbers in list(runs.items()) if any(numbers)})
+    return {name: StageStats(*numbers) for name, numbers in list(runs.items()) if any(numbers)}

@@ -63,15 +63,7 @@ class Place:
 
     Payloads are encoded and stored on the host, on any thread. On a device with streams they are transferred there
     beside the computation, and back ahead of it; where kernels run all codecs and no store is named, they stay there.
-
-    Args:
-        plan: codecs to run, and a store.
-        spec: of the tensors, as their policy was asked about them.
-        backend: the framework's adapter.
-        store: opened from the plan's, or memory where it names none.
-        ledger: counts stages and payloads.
-        transfers: of the session; None where nothing is transferred beside the computation.
-        number: the same for all places of a session that have the same plan.
+    ``number`` is the same for all places of a session that have the same plan.
     """
 
     def __init__(
@@ -139,11 +131,8 @@ class Place:
     def capture(self, source: Any, spec: TensorSpec, *, private: bool = False) -> Stored | None:
         """Run the codecs on a tensor of ``spec``, or its elements, and store the result.
 
-        Args:
-            private: whether nobody else has the tensor, so that its memory may become the payload.
-
-        Returns:
-            The stored payload; None if the codecs have passed on borrowed memory as it is, which stays there.
+        None if the codecs have passed on borrowed memory as it is, which stays there. The memory of a ``private``
+        source, which nobody else has, may become the payload.
         """
         if self.runs_kernels:
             source = self.launch(source, spec)
@@ -203,11 +192,11 @@ class Place:
         return self.transfers.staged(data, self.spec.device) if staged else data  # type: ignore[union-attr]
 
     def rebuild(self, data: Any, spec: TensorSpec, span: SharedSpan | None = None) -> Any:
-        """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``.
+        """Return a fresh, detached tensor in private writable memory, of any layout of the same block of memory.
 
         Args:
             data: from :meth:`load`; memory of a writable array may be adopted.
-            spec: any layout of the same block of memory.
+            spec: the layout.
             span: memory to share with other contents.
         """
         if span is not None:
@@ -271,14 +260,7 @@ class Place:
         return self._twin
 
     def forward(self, source: Any, spec: TensorSpec, wanted: TensorSpec, *, may_give: bool) -> Any:
-        """Return a tensor of ``wanted`` for a reader of a source that has not left: itself, its memory, or a copy.
-
-        Args:
-            source: an alias of the saved tensor.
-            spec: of the source.
-            wanted: another layout of the same block of memory.
-            may_give: whether the reader may have the source itself.
-        """
+        """Return a tensor of ``wanted`` for a reader of a source that has not left: itself, its memory, or a copy."""
         if spec == wanted and (may_give or (self.relays is not None and not self.may_write())):
             return source
         return self.relaid(source, spec, wanted)

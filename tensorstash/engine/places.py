@@ -50,8 +50,6 @@ class Places:
     ) -> None:
         self._backend, self._ledger, self._adviser, self.transfers = backend, ledger, adviser, transfers
         self._min_away_bytes = min_away_bytes
-        self.frees_host_memory = False
-        """Whether anything leaves host memory, or shrinks in it."""
         self.stores: dict[StoreConfig, Store] = {}
         self._remembered: dict[Hashable, Way] = {}
         self.known = self._remembered.get
@@ -65,15 +63,7 @@ class Places:
     def new(
         self, kind: Hashable, policy: HookPolicy, spec: TensorSpec, demand: Demand, masks: tuple[Codec, ...] = ()
     ) -> Way:
-        """Return the treatment of tensors of a new kind, which is known from now on.
-
-        Args:
-            kind: all that the answer depends on.
-            policy: to be asked.
-            spec: of the tensor.
-            demand: of backward.
-            masks: codecs of those that are masks, in place of the policy's.
-        """
+        """Return the treatment of a new kind of tensors, known from now on; ``masks`` replace the policy's codecs."""
         plan = policy.plan(spec)
         if masks:
             rest = Plan(masks, plan.store or (Memory() if spec.device == "cpu" else None))
@@ -122,7 +112,6 @@ class Places:
         is_copied = spec.device != "cpu" and plan.store is not None  # what kernels made may stay on the device
         if spec.nbytes < max(away.get(config.tier, 0), away.get("device", 0) if is_copied else 0):
             return SMALL
-        self.frees_host_memory |= spec.device == "cpu"
         if plan.codecs or config.tier != "memory" or spec.device != "cpu":
             self._adviser.expect_gain()
         if len(self._numbers) >= _REMEMBERED:  # none is given twice: saved contents may know it

@@ -77,7 +77,7 @@ class RecipePlace:
 
     def __post_init__(self) -> None:
         state, self.producers = self.recomputer.state, self.recomputer.producers
-        self.backend, self.numbers = state.backend, state.ledger.recipe(self.recipe.rule)
+        self.backend, self.numbers = state.backend, state.ledger.recipes[self.recipe.rule]
 
     def add_user(self) -> None:
         """Count one more handle, or a recipe that needs it."""

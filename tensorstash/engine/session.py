@@ -8,14 +8,13 @@ from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
 from tensorstash.abilities import Backend, Readers, Region, SupportsDemand, SupportsGraph
-from tensorstash.engine.advice import JUDGED_ENTRIES, Adviser
+from tensorstash.engine.advice import Adviser
 from tensorstash.engine.checkpoints import Border, by_treatment, judge_regions
 from tensorstash.engine.content import Content
 from tensorstash.engine.handle import Handle, KeptHandle, SessionState, Stashed
-from tensorstash.engine.ladder import Ladder, Record
+from tensorstash.engine.ladder import BudgetSize, Ladder, Record
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.link import pace
-from tensorstash.engine.memory import BudgetSize, limit_of
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import POLICY, SMALL, Places, Way
 from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
@@ -84,8 +83,9 @@ class Session(Generic[T]):
         self._only_keeps = only_keeps and not recomputes and budget is None
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
-        ladder = None if budget is None else Ladder(ledger, self.sender.in_flight, self.sender.ahead)
-        self._budget, self._ladder = budget, ladder
+        counted = ledger, self.sender.in_flight, self.sender.ahead
+        ladder = None if budget is None else Ladder(budget, backend, *counted)
+        self._ladder = ladder
         self._residency = Residency(backend, ladder) if isinstance(backend, SupportsGraph) else None
         # Not of the session, which would be a cycle.
         spare = None if ladder is None else (self._residency or ladder).spare_bytes
@@ -129,9 +129,7 @@ class Session(Generic[T]):
     def scope(self) -> Scope["Session[T]"]:
         """Return the scope that installs the hooks for this thread until a block ends."""
         self.state.refuse_child()
-        self.adviser.entered()
-        if self.adviser.entries <= JUDGED_ENTRIES:
-            self.adviser.judge_place(self.backend)
+        self.adviser.entered(self.backend)
         self.sender.entry_began(self.state.ledger.saved_bytes, is_a_step=self.state.was_asked)
         with self._lock:
             if self._border is not None and self.regions and self.state.was_asked:
@@ -177,7 +175,7 @@ class Session(Generic[T]):
         if self.transfers is not None:
             stats = replace(stats, pinned_bytes=self.transfers.pinned_bytes)
         stats = replace(stats, blocks=by_treatment(self.regions.values()))
-        return replace(stats, advice=self.adviser.text(self.places.frees_host_memory))
+        return replace(stats, advice="\n".join(self.adviser.said))
 
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
@@ -232,8 +230,7 @@ class Session(Generic[T]):
         record = memory = None
         if self._ladder is not None and is_large:
             if not self._ladder.is_begun:
-                assert self._budget is not None, "a ladder without a budget"
-                self._ladder.begin(limit_of(self._budget, self.backend, spec.device), spec.device)
+                self._ladder.begin(spec.device)
             memory = self._storage(tensor)
             record = self._ladder.saved(spec, self._thread.module, *memory)
         handle: Any = None

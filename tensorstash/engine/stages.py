@@ -72,7 +72,7 @@ class Stages:
         fault = _array_fault if backend is None else partial(_tensor_fault, backend)
         self._nbytes: Callable[[Any], int] = attrgetter("nbytes") if backend is None else backend.nbytes
         for codec, label in zip(codecs, labels, strict=True):
-            after, numbers = codec.encoded_spec(spec), ledger.stage(codec.name)
+            after, numbers = codec.encoded_spec(spec), ledger.stages[codec.name]
             if backend is None:
                 stage = Stage(label, spec, after, codec.encode, codec.decode, (spec,), numbers, fault)
             else:

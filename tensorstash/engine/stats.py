@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
-from html import escape
-from types import MappingProxyType
+from operator import sub
 from typing import Any
 
 from tensorstash.sizes import format_bytes
@@ -46,8 +45,7 @@ class StageStats:
     seconds_back: float = 0.0
 
     def __sub__(self, earlier: "StageStats") -> "StageStats":
-        both = zip(astuple(self), astuple(earlier), strict=True)
-        return StageStats(*(after - before for after, before in both))
+        return StageStats(*map(sub, astuple(self), astuple(earlier)))
 
 
 _AS_NOW = {"held", "live", "peak_bytes", "peak_bytes_by_tier", "pinned_bytes", "process_peak", "peak_held"}
@@ -87,8 +85,7 @@ class Stats:
         steps: the number of steps; 0 while nothing was to leave.
         process_peak: largest resident size of the process so far, in bytes; 0 where the system does not say.
         peak_held: most bytes that saved tensors and the engine held at one time, under a budget.
-        advice: causes without effect and their cures, a line each; also the cure for freed memory that stays with the
-            process.
+        advice: causes without effect and their cures, a line each.
     """
 
     seen: Tally = Tally()
@@ -123,10 +120,6 @@ class Stats:
         added = {each.name for each in fields(self)}.difference(_AS_NOW)
         return replace(self, **{name: _since(getattr(self, name), getattr(earlier, name)) for name in added})
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        values = (getattr(self, each.name) for each in fields(self))
-        return Stats, tuple(dict(value) if isinstance(value, Mapping) else value for value in values)
-
     def scalars(self, prefix: str = "tensorstash/") -> dict[str, float]:
         """Return every number under a flat name, as TensorBoard, W&B and trainers log them.
 
@@ -140,19 +133,13 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dictionaries, numbers and strings, ready for JSON."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        return asdict(self)
 
     def __str__(self) -> str:
         """Return text for people to read."""
-        counted, stages = self._counted(), self._by_stage()
-        text = [*self._sentences(), *_aligned(counted), *(_aligned(stages) if self.stages else ()), self.advice]
+        stages = _aligned(self._by_stage()) if self.stages else ()
+        text = [*self._sentences(), *_aligned(self._counted()), *stages, self.advice]
         return "\n".join(filter(None, text))
-
-    def _repr_html_(self) -> str:
-        """Return the same as HTML, which notebooks show."""
-        counted = [self._counted(), *([self._by_stage()] if self.stages else [])]
-        sentences = "".join(f"<p>{escape(line)}</p>" for line in (*self._sentences(), *self.advice.splitlines()))
-        return sentences + "".join(map(_as_html, counted))
 
     def _period(self) -> str:
         return f"over {self.steps} step{'s' * (self.steps > 1)}" if self.steps else ""
@@ -213,26 +200,12 @@ def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
         yield "  ".join((f"{label:{widths[0]}}", *padded))
 
 
-def _as_html(rows: list[tuple[str, ...]]) -> str:
-    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
-
-
 def _since(now: Any, earlier: Any) -> Any:
     """Return the increase of a number or a tally, or to each of a mapping's as far as anything was."""
     if not isinstance(now, Mapping):
         return now - earlier
     changes = {name: value - earlier[name] if name in earlier else value for name, value in now.items()}
-    return MappingProxyType({name: change for name, change in changes.items() if any(astuple(change))})
-
-
-def _plain(value: Any) -> Any:
-    """Return dictionaries and numbers in place of tallies, and a number in place of names."""
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, tuple):
-        return len(value)
-    return asdict(value) if isinstance(value, Tally | StageStats) else value
+    return {name: change for name, change in changes.items() if any(astuple(change))}
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
@@ -240,4 +213,4 @@ def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}/")
         elif not isinstance(value, str):
-            yield prefix + name, float(value)
+            yield prefix + name, float(len(value) if isinstance(value, tuple) else value)

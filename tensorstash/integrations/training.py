@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from tensorstash.api import DEFAULT_LIMITS, Wrapped, wrap
 from tensorstash.config.reading import policy_of
-from tensorstash.engine.memory import budget_of
+from tensorstash.engine.ladder import budget_of
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import MissingDependencyError
 from tensorstash.policies.limits import Limits, explains_arguments, limits_of

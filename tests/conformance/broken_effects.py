@@ -22,7 +22,7 @@ class Alarmed(Session):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.adviser.judge = lambda stats: self.adviser.say("the policy may have no effect")
+        self.adviser.judge = lambda stats, is_last=False: is_last or self.adviser.say("the policy may have no effect")
 
 
 caught_by(
