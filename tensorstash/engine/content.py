@@ -218,10 +218,6 @@ class Content:
         self.drop()  # backward is far away
         return tensor
 
-    def waits_beyond(self, asked: int) -> bool:
-        """Whether it was read ahead of the request for the content of index ``asked``, and still waits for its own."""
-        return self._loading is not None and self.index != asked
-
     def prefetch(self) -> bool:
         """Start reading on another thread; return False if the budget has no room for the result."""
         with self._lock:

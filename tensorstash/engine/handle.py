@@ -17,28 +17,16 @@ from tensorstash.protocols import Demand
 from tensorstash.spec import TensorSpec
 
 Kept = tuple["SessionState", Any, int]
-"""A tensor that stays as it is: who has kept it, an alias, its in-place version when it was saved.
-
-A bare tuple, since most saved tensors are kept, and each costs one of these."""
+"""A tensor that stays as it is: who has kept it, an alias, its in-place version then. Most are: hence a bare tuple."""
 
 Handle = Any
-"""Handles, the results of ``pack``: those of this module, or whatever returns a tensor when it is called.
-
-:meth:`SessionState.restore` makes the saved tensor of one, any number of times, on any thread.
-
-The graph owns the handle, and the handle owns its share of a slot.
-"""
+"""The result of ``pack``: one of this module, or whatever returns a tensor when it is called. The graph owns it."""
 
 
 class SessionState:
     """The parts of a session that its handles need. Holds no payload.
 
-    Args:
-        backend: the framework's adapter.
-        ledger: where everything is counted.
-        adviser: warns where the session has no effect.
-        prefetcher: reads ahead of requests.
-        residency: of the session's contents; None where the framework does not tell who holds a memory.
+    There is no residency where the framework does not tell who holds a memory.
     """
 
     def __init__(
@@ -49,9 +37,7 @@ class SessionState:
         prefetcher: Prefetcher,
         residency: Residency | None,
     ) -> None:
-        self.backend = backend
-        self.adviser = adviser
-        self.ledger = ledger
+        self.backend, self.ledger, self.adviser = backend, ledger, adviser
         self.prefetcher, self.residency = prefetcher, residency
         # Looked up once: these run for every tensor, and to ask for an ability takes longer than to use it.
         self.version = backend.version
@@ -68,7 +54,7 @@ class SessionState:
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        """Refuse all that would need the threads, files and devices of the parent, whose locks may be held for ever."""
+        """Refuse all that needs the threads, files and devices of the parent, whose locks may be held for ever."""
         self.is_inherited = True
         self._unpacked = _refuse
 
@@ -83,12 +69,7 @@ class SessionState:
 
     @staticmethod
     def restore(handle: Any) -> Any:
-        """Return a saved tensor, after the version check that frameworks skip once hooks are set.
-
-        Raises:
-            SavedTensorModifiedError: it was modified in place since it was saved, or before its bytes were captured.
-            StashError: the bytes could not be captured, loaded or decoded; the message names stage, codec and tensor.
-        """
+        """Return a saved tensor, any number of times, after the version check that frameworks skip with hooks."""
         kind = type(handle)
         if kind is tuple or kind is KeptHandle:
             # Without the frame of a bound method: most saved tensors come here.
@@ -106,7 +87,7 @@ class SessionState:
         if self.adviser.watches and self.compiled_graph is not None:
             self.adviser.asked(self.compiled_graph(), spec.nbytes)
         if stretch is not None:
-            self.prefetcher.asked(stretch, content.index)
+            self.prefetcher.asked(stretch, content)
         if content.reading is not None and handle.wants_reader:
             self._learn(handle)
         # Once it is known, its capture is over: no source comes back.
@@ -159,12 +140,7 @@ def _refuse() -> NoReturn:
 
 
 class KeptHandle:
-    """A tensor that stays as it is, as :data:`Kept`, for recipes, which refer to it weakly.
-
-    Args:
-        kept: the handle that it would be otherwise.
-        is_made: whether the graph has made the tensor, as far as that is known.
-    """
+    """A tensor that stays as it is, for recipes, which refer to it weakly and ask whether the graph has made it."""
 
     __slots__ = ("__weakref__", "is_made", "kept", "state", "tensor")
 
@@ -173,11 +149,7 @@ class KeptHandle:
         self.state, self.tensor, _ = kept
 
     def peek(self) -> Any:
-        """Return the tensor, to look at it and drop it.
-
-        Raises:
-            SavedTensorModifiedError: it was modified in place since it was saved.
-        """
+        """Return the tensor, to look at it and drop it, after the version check."""
         state, tensor, version = self.kept
         now = state.version(tensor)
         if now != version:
@@ -186,29 +158,20 @@ class KeptHandle:
 
 
 class Stashed:
-    """A tensor whose bytes are in a place, or on their way there.
+    """A tensor whose bytes are in a content, which several handles may share, each with a layout of its own.
 
-    Several handles may share one content, each with a layout of its own.
-
-    Args:
-        state: of the session.
-        content: holds the bytes.
-        stretch: that it was saved in; None for the output of a recipe, whose inputs are asked for instead.
-        spec: layout of the tensor.
+    The output of a recipe was saved in no stretch: its inputs are asked for instead.
     """
 
     __slots__ = ("__weakref__", "content", "spec", "state", "stretch", "wants_reader")
 
     def __init__(self, state: SessionState, content: Content, stretch: Stretch | None, spec: TensorSpec) -> None:
-        self.state = state
-        self.content = content
-        self.stretch = stretch
-        self.spec = spec
+        self.state, self.content, self.stretch, self.spec = state, content, stretch, spec
         self.wants_reader = True
         """Whether the demand of the operation that saved it is still unknown."""
 
     def __call__(self) -> Any:
-        """Return the saved tensor; see :meth:`SessionState.restore`."""
+        """Return the saved tensor."""
         return SessionState.restore(self)
 
     def is_read_by(self, demand: Demand) -> None:

@@ -9,15 +9,16 @@ from tensorstash.errors import is_out_of_memory
 from tensorstash.sizes import format_bytes
 from tensorstash.spec import TensorSpec
 
+PROBE_BYTES = 64 * 2**20
+"""Size of the copy that measures a link, unless a step sends less."""
+
+_WORTH_BYTES = 64 * 2**20
+
 
 def bytes_per_s(streams: Streams[Any], device: str, nbytes: int) -> float:
-    """Measure how many bytes a second a device copies to the host; 0 if there is no memory for the copy.
-
-    It waits for all work of the device, and for the copy.
+    """Measure how many bytes a second a device copies to the host, after all its work; 0 without memory for the copy.
 
     Args:
-        streams: of the framework.
-        device: with streams.
         nbytes: size of the copy.
     """
     pages = streams.pinned.take(nbytes)
@@ -38,20 +39,12 @@ def bytes_per_s(streams: Streams[Any], device: str, nbytes: int) -> float:
     return nbytes / (perf_counter() - begin)
 
 
-PROBE_BYTES = 64 * 2**20
-"""Size of the copy that measures a link, unless a step sends less."""
-
-_WORTH_BYTES = 64 * 2**20
-
-
 def pace(streams: Streams[Any], sent: Mapping[str, int], say: Callable[[str], object]) -> Iterator[None]:
     """Say once where copies out take longer than the forward pass, a third of a step, so that computation waits.
 
-    It is advanced where a step ends, which is the beginning of the next. The third step is measured, since the first
-    ones allocate. Steps that send little are not worth the wait.
+    It is advanced where a step ends. The third step is measured, since the first ones allocate.
 
     Args:
-        streams: of the devices.
         sent: bytes that were copied out so far, by device.
         say: takes the advice.
     """

@@ -92,7 +92,7 @@ class Place:
         self.is_at_hand = plan.store is None and bool(kernels) and not codecs and spec.device != "cpu"
         """Whether the payload stays on its device, so that nothing loaded is worth holding."""
         self.tier = "device" if self.is_at_hand else config.tier
-        has_streams = transfers is not None and transfers.has_streams(spec.device)
+        has_streams = transfers is not None and transfers.compute(spec.device) is not None
         self.transfers = transfers if has_streams else None
         if not self.is_at_hand:
             self.numbers = ledger.tier(config.tier)

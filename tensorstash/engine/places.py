@@ -121,7 +121,8 @@ class Places:
         store, number = self._store(config), self._numbers[plan]
         place = Place(plan, spec, self._backend, store, self._ledger, self.transfers, number)
         if spec.device != "cpu" and place.transfers is None and place.tier != "device":
-            why = "its backend has no streams" if self.transfers is None else self.transfers.why_wait(spec.device)
+            streams = None if self.transfers is None else self.transfers.streams
+            why = "its backend has no streams" if streams is None else streams.why_copies_wait(spec.device)
             self._ledger.waits[spec.device] = why or ""
         return place
 

@@ -1,7 +1,7 @@
 """Prefetch ahead of backward: a guess of the next requests, which only ever costs time."""
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 from weakref import ref
@@ -18,10 +18,6 @@ a copy, and decoded bytes that wait undo the saving of the codec."""
 
 _REMEMBERED_ORDERS = 64
 
-_PART = 8
-"""Decoded contents are looked through again when one in so many of it may have been asked for: each look costs as much
-as there is, and there may be thousands."""
-
 
 class Prefetcher:
     """Loads the contents of the next requests, within a budget. Thread-safe.
@@ -31,7 +27,7 @@ class Prefetcher:
 
     Args:
         budget: bytes that all contents together may hold decoded.
-        readers: where loading runs.
+        readers: threads that load.
         quick_bytes: where this many wait decoded of contents that are quickly brought back, no more of those is begun.
         spare_bytes: returns how many bytes may be read ahead under a budget.
     """
@@ -43,34 +39,32 @@ class Prefetcher:
         quick_bytes: int = QUICK_BYTES,
         spare_bytes: Callable[[], int] | None = None,
     ) -> None:
-        self.budget = budget
-        self._spare_bytes = spare_bytes
-        self.readers = readers
-        """Threads that load."""
-        self._quick_bytes = quick_bytes
+        self.budget, self.readers = budget, readers
+        self._quick_bytes, self._spare_bytes = quick_bytes, spare_bytes
         self._reserved = 0
-        self._quick: list[ref[Content]] = []
-        self._waiting = 0  # bytes of those, some of which may have been asked for
+        self._quick: dict[ref[Content], int] = {}
+        """Bytes of quick contents that were brought back and not asked for yet, and perhaps of some that have gone."""
+        self._gone: deque[ref[Content]] = deque()
+        self._waiting = 0  # their sum
         self._large: ref[Content] | None = None
-        self._pause = 0  # requests until they are looked through again
         self._orders: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def asked(self, stretch: Stretch, index: int) -> None:
-        """Note that a content was asked for, and start reading those that are expected next.
-
-        Args:
-            stretch: that it was saved in.
-            index: of the content.
-        """
+    def asked(self, stretch: Stretch, asked: Content) -> None:
+        """Note that a content was asked for, and start reading those that are expected next of its stretch of saves."""
         order: tuple[int, ...] = ()
-        budget = self.budget
+        budget, quick = self.budget, self._quick
         if stretch.expected != stretch.count:
             POOL.give_back(QUICK_BYTES)  # buffers that only forward uses: here a step has its peak
             order = self._orders.get(stretch.count, ())
         with self._lock:
-            if stretch.ask(index, order):
-                self._pause = 0
+            stretch.ask(asked.index, order)
+            if quick:
+                self._waiting -= quick.pop(ref(asked), 0)
+                while self._gone:
+                    self._waiting -= quick.pop(self._gone.popleft(), 0)
+            else:
+                self._waiting = 0  # an interrupt may have left bytes
             expected, known, spare = stretch.expected_next[TO_HOST], stretch.known, None
             while expected:
                 content = known[expected[0]]() if expected[0] in known else None
@@ -78,7 +72,7 @@ class Prefetcher:
                 if content is None or not is_away or not content.place.is_costly or content.place.is_now:
                     expected.popleft()
                     continue
-                if content.is_quick and self._enough_waits(index):
+                if content.is_quick and self._waiting >= self._quick_bytes:
                     break
                 used = 0 if not self._reserved else budget.used if budget.gone else budget.taken
                 if self._reserved and used + content.nbytes > budget.limit - self._reserved:
@@ -91,23 +85,10 @@ class Prefetcher:
                 if not content.prefetch():
                     break
                 if content.is_quick:
-                    self._quick.append(ref(content))
-                    self._waiting += content.nbytes
+                    key = ref(content, self._gone.append)
+                    self._waiting += content.nbytes - quick.get(key, 0)
+                    quick[key] = content.nbytes
                 expected.popleft()
-
-    def _enough_waits(self, asked: int) -> bool:
-        """Whether enough quickly decoded contents wait, besides the content of index ``asked``."""
-        if self._waiting < self._quick_bytes:
-            return False
-        if self._pause:
-            self._pause -= 1
-            return True
-        quick = [content for known in self._quick if (content := known()) and content.waits_beyond(asked)]
-        self._quick = list(map(ref, quick))
-        self._waiting = sum(content.nbytes for content in quick)
-        is_enough = self._waiting >= self._quick_bytes
-        self._pause = len(quick) // _PART if is_enough else 0
-        return is_enough
 
     def hold(self, nbytes: int) -> Lease | None:
         """Take bytes for a content that was made again and will be asked for once more; None if there is no room.
@@ -133,13 +114,13 @@ class Prefetcher:
             self._large = None
             expected, known = stretch.expected_next[TO_DEVICE], stretch.known
             group: list[Any] = []
-            room_bytes: int | None = 0
+            room_bytes = 0
             while expected:
                 content = known[expected[0]]() if expected[0] in known else None
-                if content is not None and room_bytes is not None:
-                    room_bytes = content.prefetch_to_device(group, room_bytes)
-                if room_bytes is None:
+                room = room_bytes if content is None else content.prefetch_to_device(group, room_bytes)
+                if room is None:
                     break
+                room_bytes = room
                 expected.popleft()
             if group:
                 group[0].bring(group)

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Hashable, Iterable
 from itertools import chain
-from operator import call
+from operator import attrgetter, call
 from typing import Any
 from weakref import ref
 
@@ -18,31 +18,23 @@ _LOOKS = 8
 """Memories that are looked at per saved tensor, of the newest and of the others in turn: each look costs a microsecond,
 and a program may hold thousands."""
 
+_is_streamed = attrgetter("is_streamed")
+
 
 class Residency:
-    """Contents that are resident, oldest first, and the one limit of bytes. Thread-safe.
+    """Contents that are resident, oldest first, and known weakly; and the one limit of bytes. Thread-safe.
 
     A content waits until its source is the last alias of its memory. Until then the program may write to that memory,
     with or without a new version, and may resize or free it. From then on the bytes are those that backward would read
     without hooks, whenever they are captured. A lossy plan waits, besides, until the readers are known.
 
-    On a device with streams the newest contents stay, as far as the budget of tensors that are brought back goes:
-    backward asks for them first.
-
-    With a limit, a content whose memory is free of other holders stays until the limit is reached. Then the oldest
-    leaves first: backward is the reverse of forward, and needs the oldest last.
-
-    Contents are known weakly: a handle that is dropped takes its content with it.
-
-    Args:
-        backend: tells who holds the memory of a tensor.
-        ladder: of a budget; None if contents leave as soon as nobody else holds them.
+    On a device with streams the newest contents stay, as far as the budget of tensors that are brought back goes. With
+    a ladder, contents stay until its limit is reached, and the oldest leaves first: backward needs it last.
     """
 
     def __init__(self, backend: SupportsGraph[Any], ladder: Ladder | None = None) -> None:
-        self._backend = backend
+        self._backend, self._ladder = backend, ladder
         self._holders = backend.holders
-        self._ladder = ladder
         self._groups: dict[Hashable, list[ref[Content]]] = {}
         self._staying: deque[ref[Content]] = deque()
         self._near: deque[tuple[ref[Lease], list[ref[Content]]]] = deque()
@@ -56,7 +48,6 @@ class Residency:
         self._used_bytes = 0
         self.peak_bytes = 0
         """Most bytes that have counted towards the limit at one time."""
-        self._has_streams = False
         self.is_tight = False
         """Whether more than the limit is held, once those that have left last are on their way."""
         self._lock = threading.Lock()
@@ -90,16 +81,17 @@ class Residency:
                         is_ready = is_ready and (reading is None or reading.known >= other.users)
                     if not live:
                         del groups[token]
-                    elif is_ready:
+                        continue
+                    if len(live) < len(group):
+                        groups[token] = list(map(ref, live))
+                    if is_ready:
                         asked.append((token, live))
                         aliases.append(live[0].alias)
-                    if live and len(live) < len(group):
-                        groups[token] = list(map(ref, live))
-                if asked:
-                    for (token, live), holders in zip(asked, self._holders(aliases), strict=True):
-                        if holders <= len(live):
-                            del groups[token]
-                            freed += live
+                counts = self._holders(aliases) if asked else ()
+                for (token, live), holders in zip(asked, counts, strict=True):
+                    if holders <= len(live):
+                        del groups[token]
+                        freed += live
                 for token in oldest:  # the others have their turn before these
                     if token in groups:
                         groups[token] = groups.pop(token)
@@ -108,9 +100,8 @@ class Residency:
                 if self._ladder is not None:
                     self._alive[ref(content, self._gone.append)] = content.nbytes
                     self._used_bytes += content.nbytes
-                self._has_streams = self._has_streams or content.is_streamed
             if self._ladder is None:
-                return self._beyond_the_newest(freed) if freed and self._has_streams else freed
+                return self._beyond_the_newest(freed) if any(map(_is_streamed, freed)) else freed
             return self._beyond_the_limit(self._ladder, freed, is_early=not all_of_them)
 
     def clear(self) -> list[Any]:
@@ -134,16 +125,14 @@ class Residency:
     def may_give(self, content: Any) -> bool:
         """Whether the source of a content may be handed out as it is.
 
-        A reader may write into it. That is as without hooks while somebody else holds the memory, and does no harm if
-        nobody asks for it again.
+        A reader may write into it. That is as without hooks while somebody besides the graph holds the memory, and does
+        no harm if nobody asks for it again.
         """
-        return self.holds(content) or (content.users == 1 and not self._backend.keeps_graph())
-
-    def holds(self, content: Any) -> bool:
-        """Whether somebody besides the graph holds the memory of a content that waits."""
         with self._lock:
             group = self._groups.get(content.token, [])
-            return ref(content) in group and self._holders([content.alias])[0] > len(_live(group))
+            if ref(content) in group and self._holders([content.alias])[0] > len(_live(group)):
+                return True
+        return content.users == 1 and not self._backend.keeps_graph()
 
     def tally(self) -> Tally:
         """Return how many contents wait for others to release their memory, and their bytes."""
@@ -158,8 +147,7 @@ class Residency:
             with self._lock:
                 self._settle()
         held = self._used_bytes + self._ladder.other_bytes()
-        if held > self.peak_bytes:
-            self.peak_bytes = held
+        self.peak_bytes = max(self.peak_bytes, held)
         return self._ladder.limit_bytes - held
 
     def _beyond_the_newest(self, freed: list[Any]) -> list[Any]:
@@ -182,12 +170,14 @@ class Residency:
 
     def _begun_group(self, content: Any, leaving: list[Any]) -> Lease | None:
         """Begin a group of the newest with a content, in place of the oldest groups, which leave as they are."""
-        near = None if self._near and self._is_full else content.near(content, ())
+        near = None if self._near and self._is_full else content.place.transfers.near(content.nbytes)
         self._is_full = near is None  # as nearly always from then on
         while near is None and self._near:
-            oldest = list(filter(None, map(call, self._near.popleft()[1])))
+            oldest: list[Any] = _live(self._near.popleft()[1])
+            for other in oldest:
+                other.stay(None)
             leaving += oldest
-            near = content.near(content, oldest)
+            near = content.place.transfers.near(content.nbytes)
         if near is None:
             return None
         lease: Lease = near[0]

@@ -14,6 +14,8 @@ from tensorstash.host.blocks import Block
 
 S = TypeVar("S")
 
+Inside = tuple[Readers[Any] | None, Trail]
+
 
 class Thread(threading.local):
     """The position of a thread within one session."""
@@ -23,9 +25,9 @@ class Thread(threading.local):
         self.readers: Readers[Any] | None = None
         self.trail: Trail = [0, 0]
 
-    def reads(self, readers: Readers[Any] | None, trail: Trail) -> None:
+    def enters(self, inside: Inside) -> None:
         """Take the readers and the trail of a block."""
-        self.readers, self.trail = readers, trail
+        self.readers, self.trail = inside
 
     def is_inside(self, module: str) -> None:
         """Take the name of the module whose block this is."""
@@ -45,7 +47,6 @@ class Scope(Block, Generic[S]):
         thread: whose readers and trail are others inside.
         hooks: in force inside.
         readers: of the block.
-        trail: of the block.
         ended: called behind a block that has raised nothing.
     """
 
@@ -56,27 +57,19 @@ class Scope(Block, Generic[S]):
         thread: Thread,
         hooks: AbstractContextManager[None],
         readers: Readers[Any] | None,
-        trail: Trail,
         ended: Callable[[], None],
     ) -> None:
-        self._session = session
-        self._adviser = adviser
+        self._session, self._adviser, self._thread, self._hooks, self._ended = session, adviser, thread, hooks, ended
+        self._inside: Inside = readers, [0, 0]
+        self._outside: Inside | None = None  # while the scope is in force
         self._around: Adviser | None = None
         self._stashed_before = 0
-        self._thread = thread
-        self._hooks = hooks
-        self._inner = readers, trail
-        self._outer = thread.readers, thread.trail
-        self._ended = ended
-        self._is_in_force = False
 
     def enter(self) -> S:
         """Install the hooks."""
-        thread = self._thread
-        self._outer = thread.readers, thread.trail
         self._around, self._stashed_before = _innermost.get(), self._adviser.stashed_bytes
-        self._is_in_force = True
-        thread.reads(*self._inner)
+        self._outside = self._thread.readers, self._thread.trail  # first: an interrupt sets them back
+        self._thread.enters(self._inside)
         _innermost.set(self._adviser)
         self._hooks.__enter__()
         return self._session
@@ -96,46 +89,37 @@ class Scope(Block, Generic[S]):
 
     def undo(self) -> None:
         """Take the hooks back, as far as they are in force."""
-        if self._is_in_force:
+        if self._outside is not None:
             if isinstance(self._hooks, Block):
                 self._hooks.undo()
             self._set_back()
 
-    def finish(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
+    def finish(self, *raised: Any) -> None:
         """Take the hooks back, unless that is done."""
-        if self._is_in_force:
-            self.leave(kind, error, trace)
+        if self._outside is not None:
+            self.leave(*raised)
 
     def _set_back(self) -> None:
-        self._thread.reads(*self._outer)
+        if self._outside is not None:
+            self._thread.enters(self._outside)
         _innermost.set(self._around)
-        self._is_in_force = False
+        self._outside = None
 
 
 class InModule(Block):
-    """A block that belongs to the module of a name.
-
-    Args:
-        thread: that is inside of it.
-        name: of the module.
-    """
+    """A block on a thread that belongs to the module of a name."""
 
     def __init__(self, thread: Thread, name: str) -> None:
-        self._thread = thread
-        self._name = name
-        self._outer = ""
-        self._is_in_force = False
+        self._thread, self._name = thread, name
+        self._outer: str | None = None  # while the name is in force
 
     def enter(self) -> None:
         """Set the name."""
         self._outer = self._thread.module
-        self._is_in_force = True
         self._thread.is_inside(self._name)
 
     def undo(self) -> None:
         """Set the name back, unless that is done."""
-        if self._is_in_force:
+        if self._outer is not None:
             self._thread.is_inside(self._outer)
-            self._is_in_force = False
+            self._outer = None

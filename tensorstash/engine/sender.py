@@ -1,15 +1,16 @@
 """The capture of saved tensors, in the hook or on a writer behind the program."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
 from typing import Any
 from weakref import ref
 
+from tensorstash.abilities import Streams
 from tensorstash.engine.content import Content
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import Places
-from tensorstash.engine.transfers import MOST_TOGETHER
+from tensorstash.engine.transfers import MOST_TOGETHER, Transfers
 from tensorstash.errors import StoreError
 from tensorstash.host.budget import ByteBudget, Lease, Shares
 from tensorstash.host.pool import IDLE_BYTES, POOL
@@ -20,23 +21,20 @@ _nbytes = attrgetter("nbytes")
 
 
 class Sender:
-    """Has contents captured on workers, oldest first.
+    """Has contents captured on workers, oldest first, and holds the budgets of bytes that are on their way."""
 
-    Args:
-        limits: byte budgets and the timeout.
-    """
-
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, streams: Streams[Any] | None) -> None:
         self.shares = Shares()
         """The bytes that may be on their way, where the limits do not say so."""
         self.writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
         self.in_flight = ByteBudget(limits.in_flight_bytes)
-        """Bytes that are on their way."""
         self.ahead = ByteBudget(limits.ahead_bytes)
         """Bytes that are read back early."""
         for budget, limit in ((self.in_flight, limits.in_flight), (self.ahead, limits.ahead)):
             if limit == AUTO:
                 self.shares.follow(budget)
+        self.transfers = None if streams is None else Transfers(streams, limits, self.shares)
+        """Copies between devices and the host; None where no device works behind the program."""
         self._saving_bytes = self._saved_bytes = 0
         self._worth_bytes = IDLE_BYTES
 
@@ -56,9 +54,6 @@ class Sender:
         """Note how much host memory saving has used; leave no more idle from now on than a step saves or payloads take.
 
         Else a policy that finds little to save would have a higher peak than none. Bytes on their way may be saved yet.
-
-        Args:
-            saved_bytes: as when the entry began.
         """
         used, self._saving_bytes = POOL.take_stock()
         POOL.worth(max(min(self._worth_bytes, saved_bytes - self._saved_bytes + self.in_flight.used), used))
@@ -67,6 +62,8 @@ class Sender:
         """Note that a step has ended."""
         self.shares.step_ended()
         self.ahead.count_anew()
+        if self.transfers is not None:
+            self.transfers.end_step()
 
     def start(self, contents: Iterable[Any], places: Places) -> None:
         """Capture contents on a worker, or here where too many bytes are in flight; a failure is kept for later.
@@ -116,31 +113,25 @@ class Sender:
         group[0].launch(group)
 
     def _capture_now(self, content: Any) -> None:
+        place, nbytes = content.place, content.nbytes
         if content.is_streamed:
             self._launch([content])
-        if not content.place.may_hang:
+        if not place.may_hang:
             content.capture()
         else:
             captured = self.writers.submit(partial(_capture, ref(content)))
             try:
                 captured.outcome(self.writers.timeout_s)
             except TimeoutError as error:
-                self.writers.abandon()
-                raise StoreError(
-                    f"{content.place.label}: storing {content.nbytes} bytes took longer than "
-                    f"{self.writers.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
-                ) from error
-        if content.nbytes > self.in_flight.limit:
+                raise self._given_up(f"{place.label}: storing {nbytes} bytes took longer than") from error
+        if nbytes > self.in_flight.limit:
             content.raise_store_failure()
 
-    def wait_for(self, nbytes: int) -> bool:
-        """Wait until so many bytes of those that are on their way have arrived, or all; return whether any have.
-
-        Args:
-            nbytes: more than none.
-        """
-        used = self.in_flight.used
-        return used > 0 and self.in_flight.wait(max(used - nbytes, 0), timeout_s=self.writers.timeout_s)
+    def make_room(self, spare_bytes: Callable[[], int]) -> None:
+        """Wait until no bytes are lacking, or nothing is on its way any more."""
+        while (spare := spare_bytes()) < 0 < (used := self.in_flight.used):
+            if not self.in_flight.wait(max(used + spare, 0), timeout_s=self.writers.timeout_s):
+                break
 
     def drain(self) -> None:
         """Wait until everything has been captured.
@@ -148,22 +139,22 @@ class Sender:
         Raises:
             StoreError: it was not within ``timeout_s``.
         """
-        timeout_s = self.writers.timeout_s
-        if not self.in_flight.wait(0, timeout_s=timeout_s):
-            used = self.in_flight.used
-            self.writers.abandon()
-            raise StoreError(f"{used} bytes are still on their way after {timeout_s} seconds")
+        if not self.in_flight.wait(0, timeout_s=self.writers.timeout_s):
+            raise self._given_up(f"{self.in_flight.used} bytes are still on their way after")
+        if self.transfers is not None:
+            self.transfers.drain()
 
     def _room_for(self, nbytes: int, place: Place) -> Lease:
         lease = self.in_flight.acquire(nbytes, timeout_s=self.writers.timeout_s)
         if lease is None:
             used = self.in_flight.used
-            self.writers.abandon()
-            raise StoreError(
-                f"{place.label}: {used} bytes have been on their way into the store for "
-                f"{self.writers.timeout_s} seconds; the device hangs, or timeout_s is too short for it"
-            )
+            raise self._given_up(f"{place.label}: {used} bytes have been on their way into the store for")
         return lease
+
+    def _given_up(self, took: str) -> StoreError:
+        self.writers.abandon()
+        cure = "the device hangs, or timeout_s is too short for it"
+        return StoreError(f"{took} {self.writers.timeout_s} seconds; {cure}")
 
 
 def _capture(content: ref[Content]) -> None:

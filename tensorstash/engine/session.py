@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
-from tensorstash.abilities import Backend, Readers, Region, SupportsDemand, SupportsGraph
+from tensorstash.abilities import Backend, Region, SupportsDemand, SupportsGraph
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.checkpoints import Border, by_treatment, judge_regions
 from tensorstash.engine.content import Content
@@ -26,7 +26,6 @@ from tensorstash.engine.sender import Sender
 from tensorstash.engine.stats import Stats
 from tensorstash.engine.stream_content import StreamContent
 from tensorstash.engine.stretch import Stretch
-from tensorstash.engine.transfers import transfers_of
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import peak_bytes
 from tensorstash.host.workers import Workers
@@ -53,12 +52,9 @@ class Session(Generic[T]):
     payloads.
 
     Args:
-        policy: for each saved tensor.
-        backend: the framework's adapter.
-        min_bytes: tensors below this size are kept, in bytes.
-        min_away_bytes: tensors below these sizes are kept rather than sent away.
+        min_bytes: tensors below this size are kept.
+        min_away_bytes: tensors below these sizes are kept rather than sent away, by tier.
         budget: how many bytes of saved tensors may stay; None if all leave that can.
-        limits: byte budgets and the timeout.
 
     Raises:
         ConfigError: the backend lacks an ability that a part needs.
@@ -76,40 +72,37 @@ class Session(Generic[T]):
         budget: BudgetSize | None = None,
     ) -> None:
         self.policy, self.backend, self.limits, self._min_bytes = policy, backend, limits, min_bytes
-        self.sender = Sender(limits)
+        self.sender = sender = Sender(limits, backend.streams)
         recomputes = any(plan.rebuilding for plan in policy.alternatives())
         alternatives = [plan.rest for plan in policy.alternatives()]
         only_keeps = all(plan.keeps for plan in alternatives)
         self._only_keeps = only_keeps and not recomputes and budget is None
         ledger = Ledger()
         self.adviser = Adviser(ledger, limits, only_keeps=only_keeps)
-        counted = ledger, self.sender.in_flight, self.sender.ahead
-        ladder = None if budget is None else Ladder(budget, backend, *counted)
-        self._ladder = ladder
+        counted = ledger, sender.in_flight, sender.ahead
+        self._ladder = ladder = None if budget is None else Ladder(budget, backend, *counted)
         self._residency = Residency(backend, ladder) if isinstance(backend, SupportsGraph) else None
         # Not of the session, which would be a cycle.
         spare = None if ladder is None else (self._residency or ladder).spare_bytes
         readers = Workers("tensorstash-reader", limits.readers, timeout_s=limits.timeout_s)
-        prefetcher = Prefetcher(self.sender.ahead, readers, QUICK_BYTES * limits.readers, spare)
+        prefetcher = Prefetcher(sender.ahead, readers, QUICK_BYTES * limits.readers, spare)
         self.state = SessionState(backend, ledger, self.adviser, prefetcher, self._residency)
-        self.transfers = transfers_of(backend, limits, self.sender.shares)
         self._pace: Iterator[None] = iter(())
-        if self.transfers is not None and backend.streams is not None:
-            self._pace = pace(backend.streams, self.transfers.sent, self.adviser.say)
+        if sender.transfers is not None:
+            self._pace = pace(sender.transfers.streams, sender.transfers.sent, self.adviser.say)
         # Looked up once: these run for every tensor.
         self._kept = ledger.kept
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
         self._alias, self._version, self._storage = backend.alias, backend.version, backend.storage
         self._ways: dict[tuple[int, str], tuple[TensorSpec, Way]] = {}
-        self._stretch = Stretch()
-        self._thread = Thread()
+        self._stretch, self._thread = Stretch(), Thread()
         self._recomputer = Recomputer(self.state, self._thread) if recomputes else None
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
         # Looked up once: to ask whether a backend has a protocol takes longer than its work.
         self._demand = backend.demand if self._may_lose and isinstance(backend, SupportsDemand) else None
         # Where every tensor is kept, their sum is all there is to say about them.
         self._nbytes = backend.nbytes if self._only_keeps else backend.most_bytes
-        self.places = Places(policy, backend, ledger, self.adviser, self.transfers, min_away_bytes)
+        self.places = Places(policy, backend, ledger, self.adviser, sender.transfers, min_away_bytes)
         self.regions: dict[str, Region] = {}
         """The blocks of a model that may be computed again, by name."""
         self._border = None if budget is None else Border(self.regions, backend.streams, may_send=not only_keeps)
@@ -136,8 +129,11 @@ class Session(Generic[T]):
                 self._current_stretch()  # a block asks for the plan before it saves anything
             self._stretch.close()  # contents saved before are never taken for the same
         self._time(is_end=False)
-        hooks = self.backend.hooks(self.pack, self.unpack, trusted=True)
-        return Scope(self, self.adviser, self._thread, hooks, self._new_readers(), [0, 0], self._entry_ended)
+        readers, backend = None, self.backend
+        if self._may_lose and isinstance(backend, SupportsGraph):
+            readers = backend.readers(lambda handle: isinstance(handle, Stashed) and handle.wants_reader)
+        hooks = backend.hooks(self.pack, self.unpack, trusted=True)
+        return Scope(self, self.adviser, self._thread, hooks, readers, self._entry_ended)
 
     def _time(self, *, is_end: bool) -> None:
         if self._border is not None and self._ladder is not None:
@@ -165,17 +161,17 @@ class Session(Generic[T]):
     def stats(self) -> Stats:
         """Return the statistics so far."""
         self.state.refuse_child()
-        stats = replace(self.state.ledger.snapshot(), process_peak=peak_bytes())
+        stats, transfers = self.state.ledger.snapshot(), self.sender.transfers
+        more: dict[str, Any] = {"process_peak": peak_bytes(), "blocks": by_treatment(self.regions.values())}
         if stats.stashed.tensors or stats.recomputed:
-            stats = replace(stats, steps=self.adviser.steps_ended + 1)
+            more["steps"] = self.adviser.steps_ended + 1
         if self._residency is not None:
-            stats = replace(stats, held=self._residency.tally(), peak_held=self._residency.peak_bytes)
+            more |= {"held": self._residency.tally(), "peak_held": self._residency.peak_bytes}
         if self._ladder is not None:
-            stats = replace(stats, planned=self._ladder.tallies())
-        if self.transfers is not None:
-            stats = replace(stats, pinned_bytes=self.transfers.pinned_bytes)
-        stats = replace(stats, blocks=by_treatment(self.regions.values()))
-        return replace(stats, advice="\n".join(self.adviser.said))
+            more["planned"] = self._ladder.tallies()
+        if transfers is not None:
+            more["pinned_bytes"] = transfers.pinned.locked_bytes
+        return replace(stats, advice="\n".join(self.adviser.said), **more)
 
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
@@ -183,8 +179,8 @@ class Session(Generic[T]):
         For the thread that has saved them, outside of any in-place operation.
 
         Raises:
-            StoreError: they were not within the session's ``timeout_s``. They are given up, and not waited for again:
-                their tensors stay where they are, and are refused if they are modified.
+            StoreError: they were not within ``timeout_s``. They are given up, and not waited for again: their tensors
+                stay where they are, and are refused if they are modified.
         """
         self.state.refuse_child()
         if self._residency is not None:
@@ -192,8 +188,6 @@ class Session(Generic[T]):
         with self._lock:
             self._stretch.close()  # holders of captured contents may write to them now
         self.sender.drain()
-        if self.transfers is not None:
-            self.transfers.drain()
         for content in self._stretch.contents():
             content.settle()
         if self._recomputer is not None:
@@ -246,7 +240,6 @@ class Session(Generic[T]):
     def _keep(self, tensor: T, reason: str, nbytes: int) -> Handle:
         next(self._kept[reason][nbytes])
         kept = self.state, self._alias(tensor), self._version(tensor)
-        # Recipes refer to it weakly.
         return kept if self._recomputer is None else KeptHandle(kept, is_made=bool(self.backend.producer(tensor)))
 
     def _made_again(
@@ -341,19 +334,8 @@ class Session(Generic[T]):
         if leaving:
             self.sender.start(leaving, self.places)
         if residency is not None and residency.is_tight:
-            self._make_room(residency)
+            self.sender.make_room(residency.spare_bytes)
         return handle
-
-    def _make_room(self, residency: Residency) -> None:
-        """Wait until the budget is held, or nothing is in flight any more."""
-        while (excess := -residency.spare_bytes()) > 0:
-            if not self.sender.wait_for(excess):
-                break
-
-    def _new_readers(self) -> Readers[T] | None:
-        if not self._may_lose or not isinstance(self.backend, SupportsGraph):
-            return None
-        return self.backend.readers(lambda handle: isinstance(handle, Stashed) and handle.wants_reader)
 
     def _current_stretch(self) -> Stretch:
         if self.state.was_asked:
@@ -363,8 +345,8 @@ class Session(Generic[T]):
             if self._ladder is not None:
                 self._ladder.step_ended()
                 if self._border is not None:
-                    in_flight, transfers = self.sender.in_flight, self.transfers
-                    if transfers is not None and transfers.has_streams(self._ladder.device):
+                    in_flight, transfers = self.sender.in_flight, self.sender.transfers
+                    if transfers is not None and transfers.compute(self._ladder.device) is not None:
                         in_flight = transfers.out_budget
                     self._border.step_ended(self._ladder, self.state.ledger, in_flight.limit)
             self.state.prefetcher.learn(self._stretch)
@@ -372,9 +354,7 @@ class Session(Generic[T]):
             self._stretch = Stretch()
             if self._recomputer is not None:
                 self._recomputer.begin_stretch()
-            if self.transfers is not None:
-                self.transfers.end_step()
-                next(self._pace, None)
+            next(self._pace, None)
         return self._stretch
 
     def _way(self, spec: TensorSpec, demand: Demand, masks: tuple[Codec, ...] = ()) -> Way:

@@ -1,16 +1,16 @@
 """A saved tensor on a device with streams: captured beside the computation, and brought back ahead of it.
 
-The program's thread only launches: kernels on the program's own stream, copies on streams of their own, in
-the order that :mod:`tensorstash.engine.transfers` argues for. Workers begin where a copy has ended, with the codecs of
-the host and stores that look at the bytes; a payload that just stays in host memory needs none.
+The program's thread only launches: kernels on its own stream, copies on streams of theirs, in the order that
+:mod:`tensorstash.engine.transfers` argues for. Workers begin where a copy has ended, with the codecs of the host and
+stores that look at the bytes; a payload that just stays in host memory needs none.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from tensorstash.abilities import Event, Stream
+from tensorstash.abilities import Stream
 from tensorstash.engine.content import Content
-from tensorstash.engine.transfers import Part, Transfers
+from tensorstash.engine.transfers import Copy, Part, Transfers
 from tensorstash.errors import TensorStashError, is_out_of_memory
 from tensorstash.host.arrays import Array, as_bytes
 from tensorstash.host.budget import Lease
@@ -20,8 +20,7 @@ from tensorstash.spec import TensorSpec
 class StreamContent(Content):
     """A content that is captured in two steps: :meth:`launch` where it was saved, :meth:`capture` on a worker.
 
-    It is brought back to its device ahead of time where the budget allows. Thread-safe. Its own attributes begin as
-    those of the class: most are never set.
+    Thread-safe. Its own attributes begin as those of the class: most are never set.
     """
 
     is_streamed = True
@@ -35,8 +34,7 @@ class StreamContent(Content):
     _array: Array | None = None
     """Host memory that it is transferred to; the payload itself where no worker has anything to do with it."""
     _arrival: Part | None = None
-    _failure: TensorStashError | None = None
-    """Of bringing it ahead."""
+    """The copy back that somebody is to ask for."""
 
     # Into the store
 
@@ -51,32 +49,30 @@ class StreamContent(Content):
             StashError: a tensor cannot be read, a kernel failed, or there is no memory for a copy of it.
         """
         transfers, device = contents[0]._transfers, contents[0].spec.device
-        ledger = contents[0].place.ledger
-        compute: Any = None
+        compute = transfers.compute(device)
         failure: tuple[Exception, BaseException | None] | None = None
         going: list[StreamContent] = []
         copies: list[tuple[Any, Any, int]] = []
         for content in contents:
             transfers.saved.add(id(content))
-            content._near, source = None, content.alias
+            content._near, place, source = None, content.place, content.alias
             try:
-                compute = compute or transfers.compute(device)
-                if content.place.is_plain and not content.is_private and content._stream == compute:
-                    launched, held, nbytes = source, source, content.nbytes
+                if place.is_plain and not content.is_private and content._stream == compute:
+                    copy = source, source, content.nbytes
                 else:
-                    launched, held, nbytes = content._dense(compute)
-                content._launched_nbytes = nbytes
-                if content.place.is_at_hand:
-                    content._keep(content.place.stored_here(launched))
+                    copy = content._dense(compute)
+                content._launched_nbytes = copy[2]
+                if place.is_at_hand:
+                    content._keep(place.stored_here(copy[0]))
                     content.alias = None
                     continue
-                if content.place.shares_source and not content.is_private and not content._is_alone:
-                    # Until it is copied, the bytes are the tensor's own.
-                    content._probe = content.place.backend.version_probe(source)
-                going.append(content)
-                copies.append((launched, held, nbytes))
+                if place.shares_source and not content.is_private and not content._is_alone:
+                    content._probe = place.backend.version_probe(source)  # until it is copied, the bytes are its own
             except Exception as error:
                 failure = content._refused(error)
+                continue
+            going.append(content)
+            copies.append(copy)
         try:
             out = transfers.out(copies, device, compute) if going else None
         except Exception as error:
@@ -88,7 +84,7 @@ class StreamContent(Content):
                 StreamContent.launch([content])
         elif out is None:
             for content in going:
-                next(ledger.declined[content.nbytes])
+                next(content.place.ledger.declined[content.nbytes])
         else:
             payloads: list[tuple[object, int, TensorSpec]] = []
             for number, content in enumerate(going):
@@ -99,7 +95,7 @@ class StreamContent(Content):
                         content.record.was_stored(0)
                 content.alias = None
             if payloads:
-                ledger.stored(going[0].place.tier, payloads)
+                going[0].place.ledger.stored(going[0].place.tier, payloads)
         try:
             if failure is not None:
                 raise failure[0] from failure[1]
@@ -123,27 +119,12 @@ class StreamContent(Content):
         self._fail(named)
         return (error, error.__cause__) if named is error or is_out_of_memory(error) else (named, error)
 
-    @staticmethod
-    def near(newest: "StreamContent", leaving: "Sequence[StreamContent]") -> tuple[Lease, int] | None:
-        """Take device memory for a group that stays, in place of others; return None if there is no room.
-
-        Args:
-            newest: the first of the group.
-            leaving: contents that stay no longer.
-
-        Returns:
-            The lease, and how many bytes the group may have.
-        """
-        for content in leaving:
-            content._near = None
-        return newest._transfers.near(newest.nbytes)
-
     @property
     def is_large(self) -> bool:
         return self.nbytes > self._transfers.back_budget.limit
 
-    def stay(self, lease: Lease) -> None:
-        """Stay on the device, near the computation, in memory that a lease has taken for the group."""
+    def stay(self, lease: Lease | None) -> None:
+        """Stay on the device, near the computation, in memory that a lease has taken for the group; or no longer."""
         self._near = lease
 
     def capture(self) -> None:
@@ -152,7 +133,7 @@ class StreamContent(Content):
         if flight is None:  # there was no memory for it
             return
         try:
-            with self._transfers.on_device(self.spec.device):
+            with self._transfers.streams.on_device(self.spec.device):
                 flight[0].wait()
             assert self._array is not None, "transferred to nowhere"
             self._keep(place.store_transferred(self._array))
@@ -182,40 +163,30 @@ class StreamContent(Content):
             self._transfers.lent(source, self.spec.device)
         return source
 
-    @property
-    def _on_device(self) -> Any:
-        """The launched transfer or the payload, while it is on the device; else None."""
-        if self.place.is_at_hand:
-            return None if self.stored is None else self.stored.slot
-        return None if self._flight is None else self._flight[0].held.get(self._flight[1])
-
     # Back
 
     def restore(self, spec: TensorSpec) -> Any:
-        """Return a fresh tensor of the given layout, in the order of the current stream; the host waits for no copy.
-
-        Raises:
-            SavedTensorModifiedError: the source was modified in place, perhaps before its bytes were captured.
-            StashError: the bytes could not be captured, loaded or decoded, or a load did not end in time.
-        """
-        place, transfers, device = self.place, self._transfers, spec.device
+        """Return a fresh tensor of the given layout, in the order of the current stream; the host waits for no copy."""
+        place, transfers, device, flight = self.place, self._transfers, spec.device, self._flight
         if self._error is not None or self._probe is not None:
             self.raise_failure()
         with self._lock:
             self._uses += 1
             is_last = self._uses % self.users == 0
             arrival, self._arrival = self._arrival, None
-            failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure.again()  # as it is, it would refer to this frame, and this frame to it
-        here = None if place.shares_source else self._on_device
+        here = None
+        if place.is_at_hand:
+            here = None if self.stored is None else self.stored.slot
+        elif flight is not None and not place.shares_source:
+            here = flight[0].held.get(flight[1])
         if here is not None:
             return place.assemble(transfers.used_here(here, device), spec, adopt=False)
         encoded = None if arrival is None else transfers.arrived(*arrival, device)
-        if arrival is None or encoded is None:
-            arrival = self._bring(is_last=is_last)
+        if arrival is None or encoded is None:  # it is counted if there is room and others will ask
+            near = None if is_last else transfers.near(self._launched_nbytes, is_group=False)
+            arrival = transfers.back([self._copy()], near and near[0], is_prefetch=False), 0
             encoded = transfers.arrived(*arrival, device)
-        is_shared = not is_last and arrival[0].is_counted
+        is_shared = not is_last and arrival[0].lease is not None
         if is_shared:
             self._hold(arrival)
         else:
@@ -235,14 +206,15 @@ class StreamContent(Content):
         Returns:
             The bytes that are left then; None to look no further ahead.
         """
-        flight, size = self._flight, self._launched_nbytes
+        flight, size, loading = self._flight, self._launched_nbytes, self._loading
         if self.alias is not None and self.is_large:
             return None  # a step has its peak beside it
-        if self.alias is not None or self._arrival is not None or self._failure is not None or self.place.is_at_hand:
+        if self.alias is not None or self._arrival is not None or self.place.is_at_hand:
             return room_bytes
         if flight is not None and flight[1] in flight[0].held:
             return room_bytes  # it is there
-        if self._error is not None or (self.stored is not None and self.place.is_costly and not self._is_read):
+        is_read = self.stored is None or not self.place.is_costly or (loading is not None and loading.done())
+        if self._error is not None or not is_read:
             return None
         if not group:
             near = self._transfers.near(size)
@@ -258,74 +230,45 @@ class StreamContent(Content):
     def bring(group: "Sequence[StreamContent]") -> None:
         """Start bringing contents back that have joined a group; nobody is told of a failure before asking for one."""
         content = group[0]
-        lease, content._near = content._near, None
-        copies: list[tuple[Array, TensorSpec, Event | None]] = []
+        transfers, lease, content._near = content._transfers, content._near, None
+        copies: list[Copy] = []
         coming: list[StreamContent] = []
         for content in group:
             try:
                 copies.append(content._copy())
                 coming.append(content)
             except TensorStashError as error:
-                content._failure = error.again()
+                content._fail(error)
         if not coming:
             return
         try:
-            arrival = coming[0]._transfers.back(copies, lease, is_prefetch=True)
+            arrival = transfers.back(copies, lease, is_prefetch=True)
         except (RuntimeError, MemoryError):  # the device is full; whoever asks is told, if it still is then
             return
         for number in list(arrival.held):
             coming[number]._hold((arrival, number))
 
-    @property
-    def _is_read(self) -> bool:
-        loading = self._loading
-        return loading is not None and loading.done()
-
-    def _bring(self, *, is_last: bool) -> Part:
-        """Bring it back for somebody who asks, counted in the budget if there is room and others will ask."""
-        near = None if is_last else self._transfers.near(self._launched_nbytes, is_group=False)
-        return self._transfers.back([self._copy()], near and near[0], is_prefetch=False), 0
-
-    def _copy(self) -> tuple[Array, TensorSpec, Event | None]:
-        """Return its bytes on the host, the spec of the tensor to bring back, and the end of the copy they come by.
-
-        Raises:
-            StashError: they could not be captured, loaded or decoded.
-        """
-        flight = self._flight
-        place: Any = self.place
-        spec = place.launched_spec(self._launched_nbytes) if place.runs_kernels else place.spec
-        if flight is not None and self._array is not None and not place.needs_worker:
-            if self._error is not None or self._probe is not None:
-                self.raise_failure()
-            with place.ledger.lock:
-                place.numbers[4] += 1  # as :meth:`Ledger.add` does, without its frame
-            return self._array, spec, flight[0]._end or flight[0].end
-        # The bytes that were transferred may lie in host memory, or soon will, so that nobody need read them.
-        is_on_host = self._error is None and (self.stored is None or not place.is_costly)
-        data, end = self._bytes_on_host() if is_on_host else (as_bytes(self._loaded()), None)
-        return data, spec, end
-
-    def _loaded(self) -> Array:
-        self.raise_failure()
-        data: Array = self._load(may_hold=False)[0]
-        return data
-
-    def _bytes_on_host(self) -> tuple[Array, Event | None]:
-        """Return the bytes that were transferred, and the end of the transfer if they may not have come yet.
+    def _copy(self) -> Copy:
+        """Return its bytes on the host for a copy back, as soon as they come there.
 
         Raises:
             StashError: they could not be captured, loaded or decoded.
         """
         flight, array = self._flight, self._array
-        place = self.place
-        if self.stored is None and flight is not None and array is not None:
-            if place.loses_on_host:
-                flight[0].wait()
-                return as_bytes(place.as_stored(array)), None
-            return array, flight[0].end
-        self.raise_failure()
-        return as_bytes(self._decode()), None if flight is None else flight[0].end
+        place: Any = self.place
+        spec = place.launched_spec(self._launched_nbytes) if place.runs_kernels else place.spec
+        if self.stored is not None or flight is None or array is None:
+            self.raise_failure()
+            return as_bytes(self._load(may_hold=False)[0]), spec, None
+        if not place.needs_worker:
+            if self._error is not None or self._probe is not None:
+                self.raise_failure()
+            with place.ledger.lock:
+                place.numbers[4] += 1  # as :meth:`Ledger.add` does, without its frame
+        elif place.loses_on_host:
+            flight[0].wait()
+            return as_bytes(place.as_stored(array)), spec, None
+        return array, spec, flight[0]._end or flight[0].end
 
     def _hold(self, arrival: Part) -> None:
         with self._lock:

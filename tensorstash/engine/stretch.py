@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Hashable, Iterator
-from itertools import filterfalse
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
@@ -43,8 +42,8 @@ class Stretch:
         """Those that a tensor may be the same as, by key."""
         self._spans: WeakValueDictionary[Hashable, SharedSpan] = WeakValueDictionary()
         self._room = _FEW
-        self._order: list[int] = []
         self._places: dict[int, int] = {}
+        """In the expected order, by index."""
         self._asked: dict[int, int] = {}  # how often, in this backward
         self.expected_next: tuple[deque[int], ...] = deque(), deque()
         """For each reader the indices that are expected next, nearest first; it takes away those it is done with."""
@@ -52,7 +51,9 @@ class Stretch:
     def add(self, key: Hashable, content: Content) -> None:
         """Append a content, whose index is :attr:`count`."""
         if len(self.known) >= self._room:
-            self._forget()
+            self.known = {index: known for index, known in self.known.items() if known() is not None}
+            self.same = {same: known for same, known in self.same.items() if known() is not None}
+            self._room = 2 * len(self.known) + _FEW
         self.known[self.count] = self.same[key] = ref(content)
         self.count += 1  # last: whoever has seen it finds all of them
 
@@ -86,19 +87,20 @@ class Stretch:
         """Indices in the order in which they were first asked for."""
         return tuple(self._asked)
 
-    def ask(self, index: int, order: tuple[int, ...]) -> bool:
+    def ask(self, index: int, order: tuple[int, ...]) -> None:
         """Note a request, and expect the others in this order, and those that it lacks behind, the last saved first.
 
         Args:
             index: of the content.
             order: indices; it counts with the first request since something was saved.
-
-        Returns:
-            Whether it is that first request.
         """
-        is_first = self.expected != self.count
-        if is_first:
-            self._expect(order)
+        if self.expected != self.count:
+            count = self.count  # first: another thread may be saving
+            rest = {content.index for content in self.contents()}
+            order = *order, *sorted(rest.difference(order), reverse=True)
+            self._places = {index: place for place, index in enumerate(order)}
+            self._begin()
+            self.expected = count  # last: an interrupt may leave it undone
         times = self._asked.get(index, 0)
         if times and index == next(iter(self._asked)):
             content = self.known[index]()
@@ -111,26 +113,11 @@ class Stretch:
         for indices in self.expected_next:
             while indices and places[indices[0]] <= places[index]:
                 indices.popleft()
-        return is_first
 
     def expects(self, content: Content) -> bool:
         """Whether somebody is still to ask for a content of this stretch in this backward."""
         return 0 < self._asked.get(content.index, 0) < content.users
 
-    def _forget(self) -> None:
-        """Forget dead contents."""
-        self.known = {index: known for index, known in self.known.items() if known() is not None}
-        self.same = {key: known for key, known in self.same.items() if known() is not None}
-        self._room = 2 * len(self.known) + _FEW
-
-    def _expect(self, known_order: tuple[int, ...]) -> None:
-        count = self.count  # first: another thread may be saving
-        rest = {index for index, known in list(self.known.items()) if known() is not None}
-        self._order = [*known_order, *sorted(rest.difference(known_order), reverse=True)]
-        self._places = {index: place for place, index in enumerate(self._order)}
-        self._begin()
-        self.expected = count  # last: an interrupt may leave it undone
-
     def _begin(self) -> None:
-        rest = list(filterfalse(self._asked.__contains__, self._order))
+        rest = [index for index in self._places if index not in self._asked]
         self.expected_next = deque(rest), deque(rest)

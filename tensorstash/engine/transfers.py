@@ -26,13 +26,12 @@ the tensor is refused when it is asked for, as autograd refuses it.
 import os
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tensorstash.abilities import Backend, Event, Stream, Streams
-from tensorstash.engine.transfer import SideStream, Transfer
+from tensorstash.abilities import Event, Stream, Streams
 from tensorstash.errors import is_out_of_memory
 from tensorstash.host.arrays import Array, as_bytes
 from tensorstash.host.budget import ByteBudget, Lease, Shares
@@ -49,10 +48,86 @@ _GROUPS = 2
 _UNIT = 512
 """Host memory of a copy begins at multiples of it, in bytes, as devices like it."""
 
+
+class Transfer:
+    """A group of copies between a device and the host: they begin together, and have one end. Thread-safe.
+
+    Args:
+        arrays: host memory of each.
+        held: keeps the device memory of each: its source, or the tensor that is copied into.
+        stream: the compute stream that the device memory is used in.
+        under_way: of the same copy stream; this joins them.
+        lease: of the device memory, in the budget where it is counted; None if it is not.
+        launch: puts the copies into their stream.
+        record: returns the present point of that stream.
+    """
+
+    __slots__ = ("__weakref__", "_arrays", "_end", "_record", "held", "lease", "stream")
+
+    def __init__(
+        self,
+        arrays: Sequence[Array],
+        held: Sequence[Any],
+        stream: Stream,
+        under_way: "deque[Transfer]",
+        lease: Lease | None,
+        launch: Callable[[], object],
+        record: Callable[[], Event],
+    ) -> None:
+        self._arrays, self.stream, self.lease, self._record = arrays, stream, lease, record
+        self.held: dict[int, Any] = dict(enumerate(held))
+        """Device memory of each copy, by its number, until it is dropped."""
+        self._end: Event | None = None
+        under_way.append(self)  # first: an interrupt must not free memory that a device reads or writes
+        try:
+            launch()
+        finally:
+            self._end = record()
+
+    @property
+    def end(self) -> Event:
+        """A point of the copy stream after all of them; for the first time once they have begun, or never will."""
+        if self._end is None:
+            self._end = self._record()
+        return self._end
+
+    def take(self, number: int) -> None:
+        """Drop the device memory of one copy, which is in other hands."""
+        self.held.pop(number, None)
+        if not self.held:
+            self.lease = None
+
+    def dismiss(self, number: int) -> None:
+        """Let compute wait for the end, and drop the device memory of one copy; safe in a finalizer."""
+        if number in self.held:
+            self.stream.wait_event(self.end)
+            self.take(number)
+
+    def release(self) -> None:
+        """Let compute wait for the end, and drop all device memory; idempotent, never blocks, safe in a finalizer."""
+        if self.held:
+            self.stream.wait_event(self.end)
+            self.held, self.lease = {}, None
+
+    def wait(self) -> None:
+        """Make the calling thread wait for the end, and drop the device memory."""
+        self.end.synchronize()
+        self.held, self.lease = {}, None
+
+    def ended(self, *, is_out: bool) -> None:
+        """Drop the host memory of copies that have ended, and with it the sources of those to the host."""
+        self._arrays = ()
+        if is_out:
+            self.held, self.lease = {}, None
+
+
 Part = tuple[Transfer, int]
 """One copy of a group: its transfer, and its number there."""
 
-Outgoing = tuple[Transfer, Sequence[Array]]
+Copy = tuple[Array, TensorSpec, Event | None]
+"""Bytes of a tensor to bring back, its spec, and the end of the copy that they came by; None if it is known to be over.
+
+The bytes are one-dimensional ``uint8``."""
 
 
 class Transfers:
@@ -60,24 +135,24 @@ class Transfers:
 
     Args:
         streams: how things are done.
-        pinned: where host memory is from.
-        out_bytes: sources that may be held for copies out, in bytes; beyond that compute waits for the oldest.
-        back_bytes: tensors that may be brought back before they are asked for, in bytes.
+        limits: byte budgets, of sources and of tensors that are brought back early.
+        shares: says how much may be on its way, where these do not.
     """
 
-    def __init__(self, streams: Streams[Any], pinned: PinnedMemory, *, out_bytes: int, back_bytes: int) -> None:
-        self._streams = streams
-        self._pinned = pinned
-        self.out_budget = ByteBudget(out_bytes)
-        """Of sources."""
-        self.back_budget = ByteBudget(back_bytes)
-        """Of tensors that are brought back early."""
-        self._side_streams: dict[tuple[str, str], SideStream] = {}
+    def __init__(self, streams: Streams[Any], limits: Limits, shares: Shares) -> None:
+        self.streams = streams
+        most = limits.pinned_bytes
+        self.pinned = streams.pinned if most is None else PinnedMemory(streams.locked_pages, most)
+        self.out_budget, self.back_budget = ByteBudget(limits.in_flight_bytes), ByteBudget(limits.ahead_bytes)
+        for budget, limit in ((self.out_budget, limits.in_flight), (self.back_budget, limits.ahead)):
+            if limit == AUTO:
+                shares.follow_on_device(budget)
+        self._under_way: dict[tuple[str, str], tuple[Stream, deque[Transfer]]] = {}
+        """The copy stream of each device and direction, and the transfers there that may not have ended, in order."""
         self.sent: Counter[str] = Counter()
         """Bytes of copies out so far, by device."""
         self.saved: set[int] = set()
         """Identities of the contents of which there may be copies."""
-        self.on_device = streams.on_device
         self.compute: Callable[[str], Any] = streams.current_stream
         """Returns the stream of a device's computation, as it is now; looked up once, since every copy asks."""
         self._pid = os.getpid()
@@ -85,7 +160,9 @@ class Transfers:
         """Whether a device was full in this step, so that nothing is read ahead: each refusal makes it wait."""
         self._lock = threading.Lock()
 
-    def out(self, copies: Sequence[tuple[Any, Any, int]], device: str, compute: Stream) -> Outgoing | None:
+    def out(
+        self, copies: Sequence[tuple[Any, Any, int]], device: str, compute: Stream
+    ) -> tuple[Transfer, Sequence[Array]] | None:
         """Start copies to the host that go together; return None if there is no host memory for them.
 
         Args:
@@ -97,7 +174,7 @@ class Transfers:
         Returns:
             The transfer, and the host memory of each copy.
         """
-        streams = self._streams
+        streams, budget = self.streams, self.out_budget
         sources, held, sizes = map(list, zip(*copies, strict=True))
         parts = [slice(0, 0)]
         for size in sizes:
@@ -106,44 +183,36 @@ class Transfers:
         nbytes = sum(sizes)
         with self._lock:
             self._forget_ended()  # copies back hold host memory of the last step
-            block = self._pinned.take(parts[-1].stop)
+            block = self.pinned.take(parts[-1].stop)
             if block is None:
                 return None
             arrays = list(map(block.__getitem__, parts[1:]))
-            side = self._side_streams.get((device, "out")) or self._side_stream(device, "out")
-            budget = self.out_budget
+            stream, under_way = self._under_way.get((device, "out")) or self._begun(device, "out")
             lease = budget.try_acquire(min(nbytes, budget.limit)) if budget.limit else None
             if lease is None and budget.limit:
                 lease = self._room_for(nbytes)
             streams.use_in(held, compute)
-            side.stream.wait_event(streams.recorded(compute))
-            launch = partial(streams.copy_out, sources, arrays, side.stream)
-            transfer = Transfer(arrays, held, compute, side, lease, launch)
+            stream.wait_event(streams.recorded(compute))
+            launch, record = partial(streams.copy_out, sources, arrays, stream), partial(streams.recorded, stream)
+            transfer = Transfer(arrays, held, compute, under_way, lease, launch, record)
             self.sent[device] += nbytes
         if lease is None:
             transfer.release()
         return transfer, arrays
 
-    def back(
-        self,
-        copies: Sequence[tuple[Array, TensorSpec, Event | None]],
-        lease: Lease | None,
-        *,
-        is_prefetch: bool,
-    ) -> Transfer:
+    def back(self, copies: Sequence[Copy], lease: Lease | None, *, is_prefetch: bool) -> Transfer:
         """Start copies to a device that go together: all, or as many of the first as there is memory for.
 
         Args:
-            copies: for each the bytes, one-dimensional ``uint8``; the spec of the tensor to bring back; and the end of
-                the copy that these bytes came by, unless it is known to have ended.
+            copies: of one device.
             lease: of the tensors in the budget where they are counted; None if they are not.
             is_prefetch: whether nobody has asked for them yet.
         """
-        streams, device = self._streams, copies[0][1].device
+        streams, device = self.streams, copies[0][1].device
         compute = self.compute(device)
         targets: list[Any] = []
         with self._lock:
-            side = self._side_streams.get((device, "back")) or self._side_stream(device, "back")
+            stream, under_way = self._under_way.get((device, "back")) or self._begun(device, "back")
             self._forget_ended()
             for _, spec, _ in copies:
                 try:
@@ -156,18 +225,17 @@ class Transfers:
                         raise
                 if is_prefetch:
                     break
-                for other in self._side_streams.values():  # the device is full: once sources have gone
-                    other.finish()
+                self._finish()  # the device is full: once sources have gone
                 targets.append(streams.empty(spec))
-            side.stream.wait_event(streams.recorded(compute))
+            stream.wait_event(streams.recorded(compute))
             last = None
             for _, _, after in copies:
                 if after is not None and after is not last:
-                    side.stream.wait_event(after)
+                    stream.wait_event(after)
                 last = after
             arrays = [data for data, _, _ in copies[: len(targets)]]
-            launch = partial(streams.copy_in, arrays, targets, side.stream)
-            return Transfer(arrays, targets, compute, side, lease, launch)
+            launch, record = partial(streams.copy_in, arrays, targets, stream), partial(streams.recorded, stream)
+            return Transfer(arrays, targets, compute, under_way, lease, launch, record)
 
     def leave(self, arrival: Part | None) -> None:
         """Note that a content has gone; takes no lock and never blocks, safe in a finalizer.
@@ -182,16 +250,8 @@ class Transfers:
         if arrival is not None:
             arrival[0].dismiss(arrival[1])
         if not self.saved:
-            for side in list(self._side_streams.values()):
-                side.release_all()
-
-    def has_streams(self, device: str) -> bool:
-        """Whether a device works behind the program."""
-        return self._streams.current_stream(device) is not None
-
-    def why_wait(self, device: str) -> str | None:
-        """Say why copies of a device make the program wait; None if they do not."""
-        return self._streams.why_copies_wait(device)
+            for transfer in self._outgoing():
+                transfer.release()
 
     def near(self, nbytes: int, *, is_group: bool = True) -> tuple[Lease, int] | None:
         """Take device memory for tensors that backward is about to ask for; return None if there is no room.
@@ -203,8 +263,7 @@ class Transfers:
         Returns:
             The lease, and the bytes that they may have together.
         """
-        budget = self.back_budget
-        limit = budget.limit
+        budget, limit = self.back_budget, self.back_budget.limit
         room = max(nbytes, min(limit // _GROUPS, MOST_TOGETHER) * is_group)
         most = min(room, limit)
         if not limit or self.was_full or (not budget.gone and budget.taken + most > limit):
@@ -214,8 +273,8 @@ class Transfers:
 
     def staged(self, data: Array, device: str) -> Array:
         """Return a copy in page-locked memory for a device, or the array itself where there is none left."""
-        with self._streams.on_device(device):
-            pages = self._pinned.take(data.nbytes)
+        with self.streams.on_device(device):
+            pages = self.pinned.take(data.nbytes)
         if pages is None:
             return data
         pages[...] = as_bytes(data)
@@ -238,84 +297,70 @@ class Transfers:
 
     def used_here(self, tensor: Any, device: str) -> Any:
         """Return a tensor that has stayed on its device, for work of the current stream."""
-        self._streams.use_in([tensor], self.compute(device))
+        self.streams.use_in([tensor], self.compute(device))
         return tensor
 
     def follow(self, stream: Stream, compute: Stream, tensor: Any) -> None:
         """Let later work of ``compute`` begin after that of ``stream``, which made a tensor."""
-        compute.wait_event(self._streams.recorded(stream))
-        self._streams.use_in([tensor], compute)
+        compute.wait_event(self.streams.recorded(stream))
+        self.streams.use_in([tensor], compute)
 
     def end_step(self) -> None:
         """Give up host memory that the last steps have not needed, and read ahead again on a device that was full."""
         self.was_full = False
-        self._pinned.end_step()
+        self.pinned.end_step()
         self.out_budget.count_anew()
         self.back_budget.count_anew()
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Host memory that is page-locked now, in bytes."""
-        return self._pinned.locked_bytes
 
     def drain(self) -> None:
         """Wait for the end of all copies."""
         with self._lock:
-            under_way = [transfer for side in self._side_streams.values() for transfer in side.transfers]
-        for transfer in under_way:
+            transfers = [transfer for _, under_way in self._under_way.values() for transfer in under_way]
+        for transfer in transfers:
             transfer.end.synchronize()
         with self._lock:
             self._forget_ended()
 
     def _forget_ended(self) -> None:
         """Drop the memory of copies that have ended, under the lock."""
-        for side in self._side_streams.values():
-            transfers = side.transfers
+        for (_, direction), (_, under_way) in self._under_way.items():
             # Each has been started: its end is there, and asked for without a frame.
-            while transfers and (transfers[0]._end or transfers[0].end).query():
-                transfers.popleft().ended(is_out=side.is_out)
+            while under_way and (under_way[0]._end or under_way[0].end).query():
+                under_way.popleft().ended(is_out=direction == "out")
+
+    def _outgoing(self) -> list[Transfer]:
+        """Return the transfers to the host that may hold their sources, the oldest of each device first."""
+        sides = list(self._under_way.items())
+        return [transfer for (_, way), (_, under_way) in sides if way == "out" for transfer in list(under_way)]
 
     def _room_for(self, nbytes: int) -> Lease:
         """Count bytes of a source, which goes alone if it is larger than the budget; others go until there is room."""
         budget = self.out_budget
         while (lease := budget.try_acquire(min(nbytes, budget.limit))) is None:
-            if not any(other.release_oldest() for other in self._side_streams.values()):
+            oldest = next((transfer for transfer in self._outgoing() if transfer.held), None)
+            if oldest is None:
                 budget.count_anew()  # an interrupt may have left bytes
+            else:
+                oldest.release()
         return lease
 
-    def _side_stream(self, device: str, direction: str) -> "SideStream":
-        key = device, direction
-        side = self._side_streams.get(key)
-        if side is None:
-            stream = self._streams.side_stream(*key)
-            record = partial(self._streams.recorded, stream)
-            side = self._side_streams[key] = SideStream(stream, record, is_out=direction == "out")
+    def _begun(self, device: str, direction: str) -> tuple[Stream, deque[Transfer]]:
+        """Return the copy stream of a device that copies for the first time, and no transfers."""
+        side = self._under_way[device, direction] = self.streams.side_stream(device, direction), deque()
         return side
+
+    def _finish(self, device: str | None = None) -> None:
+        """Wait for the end of all copies of a device or of all, so that host memory may go."""
+        for (owner, _), (_, under_way) in self._under_way.items():
+            while under_way and device in (None, owner):
+                under_way[0].release()
+                under_way[0].end.synchronize()
+                under_way.popleft()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Host memory must outlive the copies. Not while the interpreter ends: then the device may be gone already.
         # Nor in a forked child, which must not touch it.
         if not is_finalizing() and self._pid == os.getpid():
-            for (device, _), side in self._side_streams.items():
-                with self.on_device(device):  # a worker may be the last that knew it
-                    side.finish()
-
-
-def transfers_of(backend: Backend[Any], limits: Limits, shares: Shares) -> Transfers | None:
-    """Return the transfers between a backend's devices and the host; None where it has no streams.
-
-    Args:
-        backend: the framework's adapter.
-        limits: byte budgets.
-        shares: says how much may be on its way, where these do not.
-    """
-    streams = backend.streams
-    if streams is None:
-        return None
-    most = limits.pinned_bytes
-    pinned = streams.pinned if most is None else PinnedMemory(streams.locked_pages, most)
-    transfers = Transfers(streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
-    for budget, limit in ((transfers.out_budget, limits.in_flight), (transfers.back_budget, limits.ahead)):
-        if limit == AUTO:
-            shares.follow_on_device(budget)
-    return transfers
+            for device in {device for device, _ in self._under_way}:
+                with self.streams.on_device(device):  # a worker may be the last that knew it
+                    self._finish(device)

@@ -6,22 +6,20 @@ objects that a backend gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from tensorstash.engine.session import Session
-from tensorstash.engine.transfer import Transfer
-from tensorstash.engine.transfers import Transfers
-from tensorstash.host.pinned import PinnedMemory
+from tensorstash.engine.transfers import Transfer, Transfers
+from tensorstash.host.budget import Shares
 
 
 def with_copies(session: Session[Any], copies: type[Transfers]) -> Session[Any]:
-    """Return a session whose copies are those of another class."""
-    limits, streams = session.limits, session.backend.streams
-    pinned = PinnedMemory(streams.locked_pages, limits.pinned_bytes or 2**40)
-    made = copies(streams, pinned, out_bytes=limits.in_flight_bytes, back_bytes=limits.ahead_bytes)
-    session.transfers = session.places.transfers = made
+    """Return a session whose copies are those of another class, in page-locked memory of their own."""
+    limits = replace(session.limits, pinned=session.limits.pinned or 2**40)
+    session.sender.transfers = session.places.transfers = copies(session.backend.streams, limits, Shares())
     return session
 
 
@@ -60,35 +58,36 @@ class _Blind:
         if self._hears(event):
             self.stream.wait_event(event)
 
+
+class _Unwrapping:
+    """The streams of a backend that take a blind stream for the one inside."""
+
+    def __init__(self, streams: Any) -> None:
+        self._streams = streams
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+        method = getattr(self._streams, name)
+        return lambda *given: method(*(each.stream if isinstance(each, _Blind) else each for each in given))
+
+
+@contextmanager
+def blinded(transfers: Any, device: str, direction: str, hears: Callable[[Any], bool]) -> Iterator[None]:
+    """Let a copy stream hear certain events alone until the block ends."""
+    streams, key = transfers.streams, (device, direction)
+    stream, under_way = transfers._under_way.get(key) or transfers._begun(*key)
+    transfers.streams, transfers._under_way[key] = _Unwrapping(streams), (_Blind(stream, hears), under_way)
+    try:
+        yield
+    finally:
+        transfers.streams, transfers._under_way[key] = streams, (stream, under_way)
 
 
 class CopyOutBeforeTheSourceIsWritten(Transfers):
     """Rule 1: a copy out begins after what compute was given before."""
 
     def out(self, *arguments: Any) -> Any:
-        side = self._side_stream(arguments[1], "out")
-        stream, side.stream = side.stream, _Blind(side.stream, lambda event: False)  # type: ignore[assignment]
-        try:
-            streams, self._streams = self._streams, _Unwrapping(self._streams)  # type: ignore[assignment]
+        with blinded(self, arguments[1], "out", lambda event: False):
             return super().out(*arguments)
-        finally:
-            self._streams, side.stream = streams, stream
-
-
-class _Unwrapping:
-    def __init__(self, streams: Any) -> None:
-        self._streams = streams
-
-    def copy_out(self, sources: Any, targets: Any, stream: Any) -> None:
-        self._streams.copy_out(sources, targets, stream.stream)
-
-    def copy_in(self, sources: Any, targets: Any, stream: Any) -> None:
-        self._streams.copy_in(sources, targets, stream.stream)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._streams, name)
 
 
 class _Careless(Transfer):
@@ -97,7 +96,7 @@ class _Careless(Transfer):
     __slots__ = ()
 
     def release(self) -> None:
-        self.drop()
+        self.held, self.lease = {}, None
 
     def dismiss(self, number: int) -> None:
         self.take(number)
@@ -128,14 +127,8 @@ class SourceReadOnAnotherStreamReused(Transfers):
 
 class _BackLane(Transfers):
     def back(self, copies: Any, lease: Any, *, is_prefetch: bool) -> Any:
-        side = self._side_stream(copies[0][1].device, "back")
-        hears = self._hears([after for _, _, after in copies])
-        stream, side.stream = side.stream, _Blind(side.stream, hears)  # type: ignore[assignment]
-        try:
-            streams, self._streams = self._streams, _Unwrapping(self._streams)  # type: ignore[assignment]
+        with blinded(self, copies[0][1].device, "back", self._hears([after for _, _, after in copies])):
             return super().back(copies, lease, is_prefetch=is_prefetch)
-        finally:
-            self._streams, side.stream = streams, stream
 
     def _hears(self, after: list[Any]) -> Callable[[Any], bool]:
         raise NotImplementedError
@@ -195,8 +188,8 @@ class TensorHandedToAnotherStream(Transfers):
 class StaleComputeStream(Transfers):
     """The current stream is asked for at each use."""
 
-    def __init__(self, *parts: Any, **budgets: Any) -> None:
-        super().__init__(*parts, **budgets)
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         known: dict[str, Any] = {}
         ask = self.compute
         self.compute = lambda device: known.setdefault(device, ask(device))
@@ -207,7 +200,7 @@ class HostMemoryReusedBeforeItsCopyEnded(Transfers):
 
     def back(self, copies: Any, lease: Any, *, is_prefetch: bool) -> Any:
         copy = super().back(copies, lease, is_prefetch=is_prefetch)
-        self._side_stream(copies[0][1].device, "back").transfers.pop()
+        self._under_way[copies[0][1].device, "back"][1].pop()
         copy.ended(is_out=False)
         return copy
 

@@ -47,7 +47,7 @@ def test_after_a_refusal_nothing_is_read_ahead_until_the_next_step(session, monk
     for _ in range(3):
         step(session, monkeypatch, refusals=0)
     step(session, monkeypatch, refusals=1)
-    transfers = session_of(session).transfers
+    transfers = session_of(session).sender.transfers
     assert transfers.near(1) is None
     step(session, monkeypatch, refusals=0)
     assert transfers.near(1) is not None

@@ -36,7 +36,7 @@ def gradients(lab, scope, elements, steps=1, saves=SAVES):
 
 
 def under_way(scope, device="cpu"):
-    transfers = session_of(scope).transfers
+    transfers = session_of(scope).sender.transfers
     return (in_flight(scope), ahead(scope)) if device == "cpu" else (transfers.out_budget, transfers.back_budget)
 
 

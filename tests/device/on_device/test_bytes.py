@@ -237,8 +237,8 @@ def test_a_tensor_that_cannot_be_read_leaves_the_others_of_its_group_alone(monke
 def test_bytes_that_an_interrupt_has_left_in_a_budget_stop_no_copy() -> None:
     limits = ts.Limits(in_flight="20KiB", ahead=0)
     one = session_of(ts.stash(ts.CpuOffload(), framework="torch", min_bytes=0, limits=limits))
-    assert one.transfers is not None
-    budget = one.transfers.out_budget
+    assert one.sender.transfers is not None
+    budget = one.sender.transfers.out_budget
     budget.taken = budget.limit
     tensor = torch.full((1000,), 2.0).to(KIND)
     with one.scope():

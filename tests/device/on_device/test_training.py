@@ -63,7 +63,7 @@ def test_a_device_without_streams_trains_the_same_with_copies_that_wait(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams = backend_named("torch").streams
-    monkeypatch.setattr(streams, "_found", "it has no streams")
+    monkeypatch.setattr(streams, "_found", lambda: "it has no streams")
     monkeypatch.setattr(streams, "_known", {})
     model, batch = made("language")
     expected = gradients(model, batch, steps=2)
