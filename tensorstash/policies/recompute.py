@@ -29,9 +29,6 @@ class Recompute(Policy):
         ops: names of the rules to use, of :data:`RULES` or of plug-ins; None for all.
         depth: most operations that are run one after the other for one tensor, 1 or more.
 
-    Raises:
-        ConfigError: a value is none of these.
-
     >>> from tensorstash.policies import DiskSpill
     >>> Recompute(ops=("gelu", "cast")) | DiskSpill()  # doctest: +ELLIPSIS
     Chain(steps=(Recompute(ops=('gelu', 'cast'), depth=8), DiskSpill(...)))
