@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tensorstash as ts
-from tensorstash.backends.paddle.recipes.rules import RULES as PADDLE_RULES
+from tensorstash.backends.paddle.recipes import RULES as PADDLE_RULES
 from tensorstash.backends.torch.recipes.rules import rules as torch_rules
 from tensorstash.policies.recompute import RULES
 

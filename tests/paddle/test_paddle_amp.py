@@ -3,7 +3,7 @@
 import pytest
 from paddle.base import core
 
-from tensorstash.backends.paddle.repairs.foreign_hooks import without_autocast
+from tensorstash.backends.paddle.hooks import _without_autocast
 
 
 def level(new=None):
@@ -18,7 +18,7 @@ def test_a_hook_runs_with_autocast_off_and_it_is_on_again_after_errors(monkeypat
     monkeypatch.setattr(core, "is_compiled_with_cuda", lambda: True)
     before, on = level(), level(core.AmpLevel.O2)
     seen = []
-    hook = without_autocast(lambda value: seen.append(level()) or 1 / value)
+    hook = _without_autocast(lambda value: seen.append(level()) or 1 / value)
     try:
         assert hook(2) == 0.5
         with pytest.raises(ZeroDivisionError):

@@ -17,7 +17,7 @@ from test_paddle_architectures import MODELS, Loss, prepared
 
 import tensorstash as ts
 from tensorstash.backends.paddle.nodes import node_of
-from tensorstash.backends.paddle.recipes.rules import READERS
+from tensorstash.backends.paddle.recipes import READERS
 from tensorstash.errors import SavedTensorModifiedError
 
 pytestmark = [

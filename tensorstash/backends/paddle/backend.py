@@ -8,19 +8,17 @@ from typing import Any, ClassVar
 from paddle import Tensor, is_grad_enabled
 from paddle.nn import Layer
 
-from tensorstash.backends.paddle import operations
+from tensorstash.backends.paddle import backward, hooks, operations, pylayer
 from tensorstash.backends.paddle.calls import scope_calls
 from tensorstash.backends.paddle.checkpoints import PaddleRepeats
 from tensorstash.backends.paddle.eligibility import PARAMETERS
 from tensorstash.backends.paddle.hooks import STACK, HookScope
 from tensorstash.backends.paddle.layout import described, elements, rebuilt, spec_of, version_probe
 from tensorstash.backends.paddle.nodes import demand, node_of
-from tensorstash.backends.paddle.recipes.producers import Producers
-from tensorstash.backends.paddle.repairs import backward, foreign_hooks, pylayer
-from tensorstash.backends.paddle.repairs.foreign_hooks import checked, without_autocast
+from tensorstash.backends.paddle.recipes import Producers
 from tensorstash.protocols import Undo
 
-for _each in (backward, pylayer, foreign_hooks, operations, PARAMETERS):
+for _each in (backward, hooks, pylayer, operations, PARAMETERS):
     _each.repair()
 
 
@@ -49,6 +47,7 @@ class PaddleBackend:
     from_host = staticmethod(rebuilt)
     version_probe = staticmethod(version_probe)
     is_recording = staticmethod(is_grad_enabled)
+    hooks = HookScope
     suspended = HookScope
     producers = Producers
     repeats = PaddleRepeats()
@@ -64,14 +63,6 @@ class PaddleBackend:
 
     def owns(self, obj: object, /) -> bool:
         return isinstance(obj, (Tensor, Layer))
-
-    def hooks(
-        self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /, *, trusted: bool = False
-    ) -> AbstractContextManager[None]:
-        """See :class:`~tensorstash.backends.paddle.hooks.HookScope`; a pair that is not trusted is checked."""
-        if not trusted:
-            pack, unpack = checked(pack, unpack)
-        return HookScope(without_autocast(pack), without_autocast(unpack), private=trusted)
 
     def nbytes(self, tensor: Tensor, /) -> int:
         return prod(tensor.shape) * tensor.element_size()

@@ -17,13 +17,16 @@ from types import CellType
 from typing import Any
 
 from paddle import Tensor
+from paddle.autograd import saved_tensors_hooks
 from paddle.base import core
 
 from tensorstash.backends.forward import left_out_of_order
+from tensorstash.backends.paddle.backward import hook_failed
+from tensorstash.backends.paddle.layout import described, dtype_name, fitted, spec_of
 from tensorstash.backends.paddle.packed import WRITES, Pack, Scope, Unpack, call, unhooked, unpacked
-from tensorstash.backends.paddle.repairs.backward import hook_failed
-from tensorstash.errors import BackendError
+from tensorstash.errors import BackendError, StashError
 from tensorstash.host.blocks import Block, guarded
+from tensorstash.spec import TensorSpec
 
 _register: Callable[[Any, Any], None] = core.eager.register_saved_tensors_hooks
 _reset: Callable[[], None] = core.eager.reset_saved_tensors_hooks
@@ -165,23 +168,27 @@ class HookScope(Block):
     """A pair of hooks for this thread and one block of code; nests, the innermost pair runs.
 
     Args:
-        pack: runs with gradient recording off, as does ``unpack``; without one, no pair is in force but those that are
-            entered inside.
+        pack: runs with gradient recording and autocast off, as does ``unpack``; without one, no pair is in force but
+            those that are entered inside.
         unpack: called from whatever thread asks for the tensor.
-        private: whether a result of ``unpack`` is either the saved tensor's memory or nobody else's.
+        trusted: a result of ``unpack`` is either the saved tensor's memory or nobody else's, and laid out alike; others
+            are checked, and copied where Paddle would misread them.
 
     Raises:
         BackendError: left in another order, or on another thread, than entered.
     """
 
-    __slots__ = ("_pair", "_private")
+    __slots__ = ("_pair", "_trusted")
 
-    def __init__(self, pack: Pack | None = None, unpack: Unpack | None = None, *, private: bool = False) -> None:
+    def __init__(self, pack: Pack | None = None, unpack: Unpack | None = None, *, trusted: bool = False) -> None:
+        if pack is not None and unpack is not None:
+            pack, unpack = (pack, unpack) if trusted else _checked(pack, unpack)
+            pack, unpack = _without_autocast(pack), _without_autocast(unpack)
         self._pair = pack, unpack
-        self._private = private
+        self._trusted = trusted
 
     def enter(self) -> None:
-        STACK.push(self, *self._pair, private=self._private)
+        STACK.push(self, *self._pair, private=self._trusted)
 
     def leave(self, kind: Any, error: BaseException | None, trace: Any, /) -> None:
         STACK.pop(self, error)
@@ -190,3 +197,65 @@ class HookScope(Block):
         STACK.drop(self)
 
     finish = undo
+
+
+def _checked(pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
+    """Return a pair that does the same and always gives back a tensor that Paddle reads rightly.
+
+    Paddle checks nothing of the result of ``unpack`` and takes only its allocation. Its own pairs are written for that:
+    recompute's returns the right allocation under a shape of its own.
+    """
+    if all(str(getattr(hook, "__module__", "")).partition(".")[0] == "paddle" for hook in (pack, unpack)):
+        return pack, unpack
+
+    def checked_pack(tensor: Tensor) -> tuple[TensorSpec | None, Any] | Tensor:
+        has_memory = tensor._is_initialized()
+        if not has_memory and 0 not in tensor.shape:
+            return tensor.detach()  # elements without memory, with which a pair could do nothing
+        can_be_fitted = not tensor.is_dist() and has_memory and dtype_name(tensor.dtype)
+        return spec_of(tensor) if can_be_fitted else None, pack(tensor)
+
+    def checked_unpack(packed: tuple[TensorSpec | None, Any] | Tensor) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        spec, value = packed
+        tensor = unpack(value)
+        if spec is None:
+            return tensor
+        got = described(tensor) if isinstance(tensor, Tensor) else f"a {type(tensor).__qualname__}"
+        if got != str(spec):
+            raise StashError(
+                f"unpack returned {got}, expected {spec}; return the packed tensor, on the place it came from"
+            )
+        return fitted(tensor, spec)
+
+    return checked_pack, checked_unpack
+
+
+def repair() -> None:
+    """Route ``paddle.autograd.saved_tensors_hooks``, and ``recompute``, which builds on it, through :data:`STACK`."""
+    pairs: Any = saved_tensors_hooks
+
+    def __enter__(hooks: Any) -> None:  # noqa: N807
+        STACK.push(hooks, *_checked(hooks.pack_hook, hooks.unpack_hook))
+
+    def __exit__(hooks: Any, kind: Any, error: Any, trace: Any) -> None:  # noqa: N807
+        STACK.pop(hooks, error)
+
+    pairs.__enter__, pairs.__exit__ = __enter__, __exit__
+
+
+def _without_autocast(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a hook that switches autocast off and back; the hook itself in a build without a device that casts."""
+    if not (core.is_compiled_with_cuda() or core.is_compiled_with_xpu() or core.get_all_custom_device_type()):
+        return hook
+
+    def run(value: Any) -> Any:
+        amp: Any = core._get_amp_attrs()  # type: ignore[attr-defined]
+        level, amp._amp_level = amp._amp_level, core.AmpLevel.O0
+        try:
+            return hook(value)
+        finally:
+            amp._amp_level = level
+
+    return run

@@ -5,16 +5,16 @@ strides and byte offset of the saved tensor (Paddle PR #65619, #69585). A tensor
 otherwise is silently misread, so everything here rebuilds strides and byte offset, too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import paddle
 from paddle import Tensor
 
-from tensorstash.backends.paddle.repairs.backward import Unrecorded
+from tensorstash.backends.paddle.backward import Unrecorded
 from tensorstash.errors import BackendError
 from tensorstash.host.arrays import Array, aligned_empty, as_bytes, borrowed
 from tensorstash.spec import ALIGNMENT, DTYPES, TensorSpec, contiguous_strides
@@ -27,10 +27,10 @@ _DTYPES: Mapping[str, Any] = MappingProxyType({name: getattr(paddle, name) for n
 
 _NAMES: Mapping[int, str] = MappingProxyType({id(dtype): name for name, dtype in _DTYPES.items()})
 
-_EXCHANGED: Mapping[str, str] = MappingProxyType(
-    {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
-)
+_EXCHANGED = MappingProxyType({"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"})
 """The types that DLPack does not take here, and the carriers of their bits."""
+
+_as_strided: Callable[..., Tensor] = paddle.as_strided
 
 _contiguous = lru_cache(4096)(contiguous_strides)
 
@@ -49,7 +49,7 @@ def place_name(place: Any) -> str:
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:
-    """Return the spec of a tensor with memory, and a type that can be moved; tensors of one layout get one object."""
+    """See :meth:`tensorstash.abilities.Backend.spec`; tensors of one layout get one object."""
     place = tensor.place
     return _spec(
         tuple(tensor.shape),
@@ -128,7 +128,7 @@ def _run(tensor: Tensor, spec: TensorSpec) -> Array:
         return np.empty(0, spec.carrier)
     run = tensor.detach()
     if not is_plain(spec.shape, spec.strides, spec.offset, spec.dtype):
-        run = paddle.as_strided(run, [order.span], [1], order.lowest(spec))
+        run = _as_strided(run, [order.span], [1], order.lowest(spec))
     if spec.device != "cpu":
         # A copy of anything but one run takes a kernel, which a custom device may not have.
         run = run._copy_to(paddle.CPUPlace(), True)
@@ -146,23 +146,23 @@ def _seen(run: Array, spec: TensorSpec, shape: Sequence[int], strides: Sequence[
 def _laid_out(memory: Array, spec: TensorSpec) -> Tensor:
     """Return the tensor whose elements, from the lowest to the highest, are in bytes of the host."""
     order = spec.order
-    if order.span == 0:
-        return _uninitialised(spec.shape, spec)
-    if spec.device == "cpu":
+    if order.span and spec.device == "cpu":
         return _on_host(memory, spec)
+    dtype, place = _DTYPES[spec.dtype], paddle.device._convert_to_place(spec.device)
+    if not order.span:
+        return paddle._C_ops.empty(list(spec.shape), dtype, place)
     # Device allocations are aligned alike, so that the same offset is the same alignment.
-    whole = _uninitialised((order.lowest(spec) // spec.itemsize + order.span,), spec)
+    whole = paddle._C_ops.empty([order.lowest(spec) // spec.itemsize + order.span], dtype, place)
     # Not by paddle.assign(output=view): where a device has no kernel for it, the host's makes a new tensor, which takes
     # the place of the view, and the memory behind it stays as it was (Paddle 3.3.1).
     run = _on_host(memory, TensorSpec((order.span,), (1,), 0, spec.dtype, "cpu"))
-    target = paddle.as_strided(whole, [order.span], [1], order.lowest(spec)).copy_(run, True)
-    if not target._is_shared_buffer_with(whole):
+    target: Any = _as_strided(whole, [order.span], [1], order.lowest(spec))
+    if not target.copy_(run, True)._is_shared_buffer_with(whole):
         raise BackendError(
             f"a view on {spec.device} is a copy, so that tensors cannot be rebuilt there; keep tensors of this device "
             f"by a Route on Devices"
         )
-    view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
-    return view
+    return _as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
 
 
 def _on_host(memory: Array, spec: TensorSpec) -> Tensor:
@@ -171,45 +171,28 @@ def _on_host(memory: Array, spec: TensorSpec) -> Tensor:
     if plain:
         seen = memory.view(exchanged).reshape(spec.shape)
     else:
-        seen = np.asarray(_Shifted(memory, spec.order.lowest(spec), np.dtype(exchanged)))
+        # From an address before the memory, where byte offsets begin to count: nothing there is read or written, and
+        # nothing allocated in vain.
+        lowest = spec.order.lowest(spec)
+        shape, kind = ((lowest + memory.nbytes) // spec.itemsize,), np.dtype(exchanged).str
+        data = memory.ctypes.data - lowest, False
+        shown = {"version": 3, "data": data, "shape": shape, "typestr": kind}
+        seen = np.asarray(SimpleNamespace(__array_interface__=shown, memory=memory))
     # Every call of the Tensor constructor, and so of paddle.to_tensor, leaks about 80 bytes; and memory that came
     # through DLPack is freed under a lock of Paddle's that waits for the interpreter's, a deadlock between threads.
     whole: Tensor = paddle._C_ops.empty([0], _DTYPES[exchanged], paddle.CPUPlace())
     whole.get_tensor().set(seen, paddle.CPUPlace(), True)
     if exchanged != spec.dtype:
         whole = whole.view(_DTYPES[spec.dtype])
-    return whole if plain else paddle.as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
-
-
-class _Shifted:
-    """Bytes seen as elements from an address before their start, where byte offsets in them begin to count.
-
-    Nothing before the start is ever read or written; the alternative is to allocate ``offset`` bytes in vain.
-    """
-
-    __slots__ = ("__array_interface__", "_memory")
-
-    def __init__(self, memory: Array, offset: int, carrier: np.dtype[Any]) -> None:
-        self._memory = memory
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (memory.ctypes.data - offset, False),
-            "shape": ((offset + memory.nbytes) // carrier.itemsize,),
-            "typestr": carrier.str,
-        }
-
-
-def _uninitialised(shape: Sequence[int], spec: TensorSpec) -> Tensor:
-    place = paddle.device._convert_to_place(spec.device)
-    return paddle._C_ops.empty(list(shape), _DTYPES[spec.dtype], place)
+    return whole if plain else _as_strided(whole, list(spec.shape), list(spec.strides), spec.offset)
 
 
 def same_memory(tensor: Tensor) -> Tensor:
     """Return a view of all of a tensor, with its layout and version, that is another tensor to Paddle's C++ as well."""
+    alias = tensor.detach()
     if tensor.is_contiguous():
-        return tensor.detach().view(tensor.shape)
-    view: Tensor = paddle.as_strided(tensor.detach(), tensor.shape, tensor.strides, tensor._offset())
-    return view
+        return alias.view(tensor.shape)
+    return _as_strided(alias, tensor.shape, tensor.strides, tensor._offset())
 
 
 def version_probe(tensor: Tensor) -> Tensor:

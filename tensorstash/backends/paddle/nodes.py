@@ -9,7 +9,7 @@ an alias that a program took before, not calls inside C++.
 import ctypes
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -28,9 +28,7 @@ _NEAR, _FAR = 24, 96
 """Numbers of frames to look at: an operator is some 14 above, and more where each call of Python takes several of C, as
 where a profiler or PyTorch's compiler has replaced the evaluation of frames."""
 
-_LEAST_AXES: Mapping[str, int] = MappingProxyType(
-    {"BatchNormGradNode": 2, "InstanceNormGradNode": 2, "GroupNormGradNode": 3}
-)
+_LEAST_AXES = MappingProxyType({"BatchNormGradNode": 2, "InstanceNormGradNode": 2, "GroupNormGradNode": 3})
 
 
 def node_of(tensor: Tensor) -> Any:
@@ -65,13 +63,7 @@ def kind_of(node: Any) -> str:
 
 
 def is_first(kind: str, settings: Settings | None, tensor: Tensor) -> bool:
-    """Whether a tensor is the input or the first output of an operation; others, such as statistics, are its own.
-
-    Args:
-        kind: of the operation's node.
-        settings: that were noted of it; None if none were.
-        tensor: saved or made by it.
-    """
+    """Whether a tensor is the input or the first output of an operation; others, such as statistics, are its own."""
     if kind == "DropoutGradNode":
         return tensor.dtype != paddle.uint8
     if kind == "LayerNormGradNode":

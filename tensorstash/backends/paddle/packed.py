@@ -13,8 +13,8 @@ import paddle
 from paddle import Tensor
 from paddle.base.framework import _current_expected_place
 
+from tensorstash.backends.paddle.backward import backward
 from tensorstash.backends.paddle.layout import private_copy, same_memory
-from tensorstash.backends.paddle.repairs.backward import backward
 from tensorstash.errors import SavedTensorModifiedError, StashError
 
 Pack = Callable[[Tensor], Any]

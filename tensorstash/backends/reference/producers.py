@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -26,67 +25,50 @@ def _run(operation: Callable[..., Any], attributes: tuple[tuple[str, Hashable], 
 
 
 class Rule(NamedTuple):
-    """The rule to run one operation again: its name in ``Recompute``, and whether it returns a view of its operand."""
+    """The rule to run one operation again."""
 
     name: str
     is_view: bool = False
     run: Callable[..., Any] = _run
 
 
-_SAME_NAMES = ("add", "cast", "clone", "gelu", "mul", "relu")
-
-RULES: Mapping[str, Rule] = MappingProxyType(
-    {
-        **{name: Rule(name) for name in _SAME_NAMES},
-        **{node: Rule("view", is_view=True) for node in ("expand_to", "swap_last", "view_as")},
-    }
-)
+RULES: Mapping[str, Rule] = {name: Rule(name) for name in ("add", "cast", "clone", "gelu", "mul", "relu")}
 """By the operation."""
 
 
 class Producers(recipes.Producers[Tensor]):
-    """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.recipes.Producers`.
+    """The producers of saved tensors, for one session; see :class:`tensorstash.abilities.SupportsProducers`.
 
-    Args:
-        is_ours: of :class:`tensorstash.abilities.SupportsProducers`.
-        rules: of plug-ins: objects with the ``name`` of the rule and the ``node`` that it is about.
+    Rules of plug-ins are objects with the ``name`` of the rule and the ``node`` that it is about.
     """
 
-    __slots__ = ("_is_ours", "_noted", "_rules", "_views")
+    __slots__ = ("_is_ours", "_noted", "_rules")
 
     def __init__(self, is_ours: Callable[[object], bool], rules: Sequence[Any]) -> None:
         self._is_ours = is_ours
         self._rules = {**RULES, **{rule.node: Rule(rule.name) for rule in rules}}
         self._noted: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
-        self._views: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()
 
     def note(self, tensor: Tensor, spec: TensorSpec, handle: Any, /) -> None:
         if tensor.grad_fn is not None:
             self._noted[tensor.grad_fn] = ref(handle)
-        if tensor.base is not None and tensor.base.grad_fn is not None:
-            self._views.setdefault(tensor.base.grad_fn, ref(handle))
 
     def noted(self, tensor: Tensor, spec: TensorSpec, /) -> Any:
-        node = tensor.grad_fn if tensor.base is None else tensor.base.grad_fn
-        known = None if node is None else self._noted.get(node) or self._views.get(node)
+        known = None if tensor.grad_fn is None else self._noted.get(tensor.grad_fn)
         return None if known is None else known()
 
     def forget(self) -> None:
         self._noted.clear()
-        self._views.clear()
 
     def recipe(self, tensor: Tensor, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
-        made = tensor if tensor.base is None else tensor.base
-        node = made.grad_fn
-        if node is None:
+        if tensor.grad_fn is None:
             return "made outside of the graph"
-        if made.offset or made.dtype is not tensor.dtype or made.storage.nbytes != made.nbytes:
+        if tensor.storage.nbytes != tensor.nbytes:
             return "part of a larger memory"
-        search = _Search(self._rules, ops, depth, self)
-        return search.recipe(node)
+        return _Search(self._rules, ops, depth, self).recipe(tensor.grad_fn)
 
     def whole(self, tensor: Tensor, /) -> Tensor:
-        return (tensor if tensor.base is None else tensor.base).detach()
+        return tensor.detach()
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
         with no_grad():

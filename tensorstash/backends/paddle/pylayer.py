@@ -17,9 +17,9 @@ import paddle
 from paddle import Tensor
 from paddle.autograd.py_layer import PyLayer, PyLayerBackward, PyLayerContext
 
+from tensorstash.backends.paddle.backward import Unrecorded, hook_failed
 from tensorstash.backends.paddle.hooks import STACK
 from tensorstash.backends.paddle.packed import Scope
-from tensorstash.backends.paddle.repairs.backward import Unrecorded, hook_failed
 
 _SAVED = "_saved_by_tensorstash"
 

@@ -6,28 +6,118 @@ An address says something only as long as its node lives. That is so while a han
 to the node; where another reader gets one, all that was noted until then counts no more.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
+import numpy as np
 import paddle
 from paddle import Tensor
 from paddle.base import core
+from paddle.nn import functional as F  # noqa: N812
 
 from tensorstash.abilities import recipes
 from tensorstash.abilities.recipes import Leaf, Recipe
+from tensorstash.backends.paddle.backward import Unrecorded
 from tensorstash.backends.paddle.eligibility import PARAMETERS
-from tensorstash.backends.paddle.layout import dtype_name, elements, rebuilt, spec_of
+from tensorstash.backends.paddle.layout import elements, rebuilt, spec_of
 from tensorstash.backends.paddle.nodes import ACCUMULATION, is_first, kind_of, node_of, reader
 from tensorstash.backends.paddle.packed import SETTINGS
-from tensorstash.backends.paddle.recipes.rules import OUTPUTS, READERS, RULES, Rule
-from tensorstash.backends.paddle.repairs.backward import Unrecorded
 from tensorstash.backends.search import NoRecipe, Search, run_again
 from tensorstash.host.arrays import as_bytes, borrowed, few_bytes
 from tensorstash.host.checksum import checksum
-from tensorstash.spec import ALIGNMENT, TensorSpec
+from tensorstash.spec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """The rule to run one operation of Paddle again.
+
+    Args:
+        name: in :class:`~tensorstash.policies.recompute.Recompute`.
+        node: the name of the node that the operation leaves in the graph.
+        operands: number of the node's edges; what is behind each has to be known.
+        run: takes the settings by position, then the operands, and returns one output in fresh memory.
+        has_settings: whether the operation has settings, which :mod:`tensorstash.backends.paddle.operations` notes.
+        mask: whether the last operand is a mask that the operation itself has made and saved.
+    """
+
+    name: str
+    node: str
+    operands: int
+    run: Callable[..., Tensor]
+    has_settings: bool = False
+    mask: bool = False
+    is_view: ClassVar[bool] = False
+
+
+_operators: Any = paddle._C_ops  # its stubs say otherwise than it is
+
+
+def _batch_norm(*given: Any) -> Tensor:
+    is_test, momentum, eps, layout, uses_learned, trains, x, weight, bias = given
+    if uses_learned or (is_test and not trains):
+        raise ValueError("made with the running statistics, which the graph does not tell")
+    # Statistics to be updated that are nobody's.
+    nobodys = paddle.zeros_like(weight), paddle.zeros_like(weight)
+    made: Tensor
+    made, *_ = _operators.batch_norm(x, *nobodys, weight, bias, False, momentum, eps, layout, False, trains)
+    return made
+
+
+def _dropout(*given: Any) -> Tensor:
+    p, is_test, mode, _, _, x, mask = given
+    if is_test or mode != "upscale_in_train":
+        raise ValueError("of a mode that scales in evaluation")
+    kept = _operators.full([], float(np.float32(1) - np.float32(p)), x.dtype, x.place)
+    return paddle.where(mask.astype("bool"), x / kept, _operators.full([], 0.0, x.dtype, x.place))
+
+
+def _gelu(*given: Any) -> Tensor:
+    return F.gelu(given[-1], *given[:-1])
+
+
+def _layer_norm(eps: float, axis: int, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[axis:], weight, bias, eps)
+
+
+_RULES = (
+    Rule("mul", "MultiplyGradNode", 2, paddle.multiply),
+    Rule("add", "AddGradNode", 2, paddle.add),
+    Rule("relu", "ReluGradNode", 1, F.relu),
+    Rule("silu", "SiluGradNode", 1, F.silu),
+    Rule("glu", "SwigluGradNode", 2, _operators.swiglu),
+    Rule("gelu", "GeluGradNode", 1, _gelu, has_settings=True),
+    Rule("layer_norm", "LayerNormGradNode", 3, _layer_norm, has_settings=True),
+    Rule("batch_norm", "BatchNormGradNode", 3, _batch_norm, has_settings=True),
+    Rule("dropout", "DropoutGradNode", 1, _dropout, has_settings=True, mask=True),
+)
+
+RULES: Mapping[str, Rule] = MappingProxyType({rule.node: rule for rule in _RULES})
+"""By the name of the node. Nodes do not tell the addend of a product with a number, whether an exponent is whole, the
+type of a cast and the shape of a view."""
+
+
+def _nodes(names: str) -> frozenset[str]:
+    return frozenset(f"{name}GradNode" for name in names.split())
+
+
+READERS = _nodes(
+    """
+    Abs Add AddN Bmm BatchNorm Cast Ceil Concat Conv2d Conv2dTranspose Conv3d Cos DepthwiseConv2d Divide Dropout Elu Erf
+    Exp Expand Flatten Floor Gelu GroupNorm Hardsigmoid Hardswish InstanceNorm LayerNorm LeakyRelu Log LogSoftmax Matmul
+    Max Maximum Mean Min Minimum Mish Multiply Pool2d Pow Relu Relu6 Reshape Rsqrt Scale Sigmoid Silu Sin Slice Softmax
+    Softplus Split SplitWithNum Sqrt Square Squeeze Stack Subtract Sum Swiglu Swish Tanh Transpose Unbind Unsqueeze
+    Where
+    """
+)
+"""Nodes with edges to whatever made the floating-point tensors that they have saved. The tests try each."""
+
+OUTPUTS = READERS - _nodes("Split SplitWithNum Unbind")
+"""Nodes whose edges all stand for their first output."""
 
 
 class Producers(recipes.Producers[Tensor]):
@@ -60,7 +150,8 @@ class Producers(recipes.Producers[Tensor]):
         self._notes = WeakValueDictionary()
 
     def recipe(self, tensor: Tensor, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
-        if tensor.is_leaf or tensor.stop_gradient:
+        node = None if tensor.is_leaf or tensor.stop_gradient else node_of(tensor)
+        if node is None:
             return "made outside of the graph"
         if not tensor.place.is_cpu_place():
             return "on a device, where the result of a recipe is not compared"
@@ -69,28 +160,20 @@ class Producers(recipes.Producers[Tensor]):
         name = reader()
         if name not in READERS:
             return f"saved by {name or 'an unknown operation'}, which may outlive its producer"
-        node = node_of(tensor)
-        if node is None:
-            return "made outside of the graph"
         if not _is_first(node, tensor):
             return f"a statistic of {name}"
         return _Search(self._rules, ops, depth, self).recipe(node)
 
     def whole(self, tensor: Tensor, /) -> Tensor:
-        """Return the tensor, detached; views have no base here, and a tensor with a recipe fills its memory."""
-        return tensor.detach()
+        return tensor.detach()  # views have no base here, and a tensor with a recipe fills its memory
 
     def run(self, recipe: Recipe, values: Sequence[Tensor], spec: TensorSpec, /) -> Tensor:
         with Unrecorded():
             made: Tensor = run_again(recipe.operation, list(values))
-            name = dtype_name(made.dtype)
-            if name != spec.dtype or tuple(made.shape) != spec.shape:
-                raise ValueError(f"made {name}{tuple(made.shape)}, expected {spec}")
-            if tuple(made.strides) != spec.strides:
-                raise ValueError(f"made with the strides {made.strides}, expected {spec}")
-            if not made._offset() and made.data_ptr() % ALIGNMENT == spec.alignment:
-                return made.detach()
-            return rebuilt(borrowed(elements(made, spec_of(made))), spec)
+            got = spec_of(made)
+            if (got.dtype, got.shape, got.strides) != (spec.dtype, spec.shape, spec.strides):
+                raise ValueError(f"made {got} with the strides {got.strides}, expected {spec}")
+            return made.detach() if got == spec else rebuilt(borrowed(elements(made, got)), spec)
 
     def part(self, whole: Tensor, spec: TensorSpec, /) -> Tensor:
         with Unrecorded():
@@ -102,8 +185,7 @@ class Producers(recipes.Producers[Tensor]):
     def are_equal(self, one: Tensor, other: Tensor, /) -> bool:
         if one.dtype != other.dtype or one.shape != other.shape:
             return False
-        first, second = (elements(each, spec_of(each)) for each in (one, other))
-        return first.tobytes() == second.tobytes()
+        return elements(one, spec_of(one)).tobytes() == elements(other, spec_of(other)).tobytes()
 
     def are_there(self, tensors: Sequence[Tensor], /) -> bool:
         return all(tensor._is_initialized() for tensor in tensors)
@@ -138,9 +220,8 @@ class Producers(recipes.Producers[Tensor]):
         node = node_of(tensor)
         if node is None:
             return None
-        kind, first = kind_of(node), _is_first(node, tensor)
-        can_be_asked_for = kind in OUTPUTS if first else kind in RULES and RULES[kind].mask
-        return (node.node_ptr(), first) if can_be_asked_for else None
+        first = _is_first(node, tensor)
+        return (node.node_ptr(), first) if kind_of(node) in (OUTPUTS if first else RULES) else None
 
 
 def _is_first(node: Any, tensor: Tensor) -> bool:
@@ -187,7 +268,7 @@ class _Search(Search):
 
 @dataclass(frozen=True, slots=True)
 class _RandomState:
-    """A state of the host's generator, which Paddle compares by identity; its text has all but an address."""
+    """A state of the host's generator, which Paddle compares by identity; its words are all but an address."""
 
-    text: tuple[str, ...]
+    words: tuple[str, ...]
     state: Any = field(compare=False)
