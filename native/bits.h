@@ -1,4 +1,4 @@
-/* Codes of 4 or 2 bits, several to the byte, the first in the lowest bits, as in tensorstash.kernels.bits. */
+/* Codes of 4 or 2 bits, several to the byte, the first in the lowest bits, as in tensorstash.kernels.quantize. */
 
 #ifndef TENSORSTASH_BITS_H
 #define TENSORSTASH_BITS_H

@@ -88,7 +88,6 @@ class Affine(Shrinking):
         return TensorSpec((min(nbytes, spec.nbytes),), (1,), 0, "uint8", spec.device, module=spec.module)
 
     def packed(self, data: Array, spec: TensorSpec, /) -> Array | None:
-        """Return the payload, or None if it would not be smaller."""
         groups, nbytes = _layout(spec.dtype, spec.shape, self.group_size, self.bits)
         if nbytes >= spec.nbytes:
             return None
@@ -98,7 +97,6 @@ class Affine(Shrinking):
         return payload
 
     def unpacked(self, payload: Array, spec: TensorSpec, /) -> Array:
-        """Return the elements, in fresh memory."""
         groups, nbytes = _layout(spec.dtype, spec.shape, self.group_size, self.bits)
         check_run(self, payload, min(nbytes, spec.nbytes))
         array = empty_array(spec)

@@ -70,7 +70,6 @@ class AsType:
         return encoded
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the elements in fresh memory."""
         check_shape(self, data, self.encoded_spec(spec))
         array = empty_array(spec)
         kernels.convert(data.reshape(-1), self.dtype, array.reshape(-1), spec.dtype)

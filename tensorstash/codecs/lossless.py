@@ -6,11 +6,11 @@ from typing import ClassVar
 import numpy as np
 
 from tensorstash.codecs.pack_bits import PackBits
-from tensorstash.codecs.payload import Shrinking, check_integer, check_ratio, check_run, damaged, joined
+from tensorstash.codecs.payload import Shrinking, check_integer, check_run, damaged, joined
 from tensorstash.codecs.sparse import Sparse
 from tensorstash.codecs.two_valued import TwoValued
 from tensorstash.codecs.zstd import Zstd, contiguous_sample
-from tensorstash.errors import CodecError
+from tensorstash.errors import CodecError, ConfigError
 from tensorstash.host.arrays import Array
 from tensorstash.protocols import Codec, CodecKind
 from tensorstash.spec import TensorSpec
@@ -33,10 +33,9 @@ class Lossless(Shrinking):
     A tensor of two values takes one bit each. Else the codecs that accept the dtype are tried on a sample of about 4096
     elements, in runs of neighbours: zeros apart (:class:`~tensorstash.codecs.sparse.Sparse`), bytes apart and each
     plane compressed, and Zstandard on whole elements. The best one encodes the tensor. A tensor that does not shrink by
-    ``min_ratio`` is passed on untouched and without a copy.
+    ``min_ratio`` is passed on as it is.
 
-    Payload: the bytes of the tensor where it is as long as the tensor, else that of the chosen codec and, in the last
-    byte, its tag.
+    Payload: that of the chosen codec and, in the last byte, its tag.
 
     Args:
         level: Zstandard's compression level, from 1 to 22.
@@ -60,20 +59,19 @@ class Lossless(Shrinking):
 
     def __post_init__(self) -> None:
         check_integer("lossless.level", self.level, 1, 22)
-        check_ratio("lossless.min_ratio", self.min_ratio, 1)
+        if type(self.min_ratio) not in (int, float) or not 1 <= self.min_ratio < float("inf"):
+            raise ConfigError(f"lossless.min_ratio: got {self.min_ratio!r}, expected a finite number, 1 or more")
 
     def accepts(self, spec: TensorSpec, /) -> bool:
         """Whether it is an array or a run of bytes: always."""
         return True
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the payload, in fresh memory, or ``data`` itself as bytes where it is passed on."""
         if spec.shape == (-1,):
             return Zstd(level=self.level).encode(data, spec)
         return Shrinking.encode(self, data, spec)
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the array, in fresh memory, or ``data`` itself in the shape of the tensor where it was passed on."""
         if spec.shape == (-1,):
             return Zstd(level=self.level).decode(data, spec)
         return Shrinking.decode(self, data, spec)
@@ -94,7 +92,6 @@ class Lossless(Shrinking):
         return None
 
     def unpacked(self, payload: Array, spec: TensorSpec, /) -> Array:
-        """Return the array, in fresh memory."""
         check_run(self, payload, at_least=1)
         tag = int(payload[-1])
         if payload.size > spec.nbytes or tag >= len(_CODECS) or not _CODECS[tag].accepts(spec):
@@ -111,15 +108,15 @@ class Lossless(Shrinking):
     def _candidates(self, sample: Array, spec: TensorSpec) -> list[tuple[int, Codec]]:
         """Return the codecs that pay on a sample, each with its tag, the best first."""
         sampled = replace(spec, shape=sample.shape, strides=(1,))
-        codecs: list[tuple[Codec, float]] = [(Sparse(), 1), (Zstd(level=self.level, shuffle=True), 1)]
-        codecs.append((Zstd(level=self.level), 1 / _SLOWER_HAS_TO_SAVE))
+        whole = Zstd(level=self.level)
+        codecs: tuple[Codec, ...] = (Sparse(), Zstd(level=self.level, shuffle=True), whole)
         scores: list[tuple[float, int, Codec]] = []
-        for tag, (codec, slowness) in enumerate(codecs, len(_ONE_BIT)):
-            if codec.accepts(spec) and (spec.itemsize > 1 or codec == Zstd(level=self.level)):
+        for tag, codec in enumerate(codecs, len(_ONE_BIT)):
+            if codec.accepts(spec) and (spec.itemsize > 1 or codec is whole):
                 stored = codec.encode(sample, sampled).nbytes
                 if self._pays(stored, sample):
-                    scores.append((stored * slowness, tag, codec))
-        return [(tag, codec) for _, tag, codec in sorted(scores, key=lambda score: score[0])]
+                    scores.append((stored / _SLOWER_HAS_TO_SAVE if codec is whole else stored, tag, codec))
+        return [(tag, codec) for _, tag, codec in sorted(scores)]  # no two have a tag
 
 
 def _tagged(payload: Array, tag: int) -> Array:

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from tensorstash.codecs.payload import Shrinking, check_run, empty_array
 from tensorstash.host.arrays import Array, as_bytes, payload_empty
-from tensorstash.kernels.bits import packed_nbytes
-from tensorstash.kernels.masks import pack_booleans, unpack_booleans
+from tensorstash.kernels.masks import pack_booleans, packed_nbytes, unpack_booleans
 from tensorstash.spec import TensorSpec
 
 
@@ -15,10 +14,9 @@ class PackBits(Shrinking):
     """Store boolean tensors at one bit per element, bit for bit.
 
     A boolean whose byte is neither 0 nor 1, which frameworks produce by viewing or not initialising memory, would not
-    come back as it was: a tensor that holds one is passed on untouched and without a copy.
+    come back as it was: a tensor that holds one is passed on as it is.
 
-    Payload: the bytes of the tensor where it is as long as the tensor; else the bits, with the first element in the
-    lowest bit and the last byte filled with zeros.
+    Payload: the bits, with the first element in the lowest bit and the last byte filled with zeros.
 
     >>> import numpy as np
     >>> from tensorstash.spec import TensorSpec
@@ -45,7 +43,6 @@ class PackBits(Shrinking):
         return payload if pack_booleans(flags, payload) else None
 
     def unpacked(self, payload: Array, spec: TensorSpec, /) -> Array:
-        """Return the booleans, in fresh memory."""
         check_run(self, payload, packed_nbytes(spec.numel, 1))
         array = empty_array(spec)
         unpack_booleans(payload, as_bytes(array))

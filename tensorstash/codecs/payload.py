@@ -19,7 +19,7 @@ from tensorstash.spec import TensorSpec, opaque_bytes
 class Shrinking(ABC):
     """A codec that passes on, untouched and without a copy, a tensor that would not get smaller.
 
-    The length of a payload tells which of the two it is.
+    The length of a payload tells which of the two it is: one as long as the tensor is the bytes of the tensor.
     """
 
     __slots__ = ()
@@ -122,9 +122,3 @@ def check_integer(path: str, value: object, low: int, high: int | None = None) -
     if type(value) is not int or value < low or (high is not None and value > high):
         limits = f"{low} or more" if high is None else f"from {low} to {high}"
         raise ConfigError(f"{path}: got {value!r}, expected a whole number, {limits}")
-
-
-def check_ratio(path: str, value: object, low: float) -> None:
-    """Raise a ConfigError unless ``value`` is a finite number of at least ``low``."""
-    if type(value) not in (int, float) or not low <= value < float("inf"):  # type: ignore[operator]
-        raise ConfigError(f"{path}: got {value!r}, expected a finite number, {low} or more")

@@ -8,8 +8,7 @@ import numpy as np
 from tensorstash.codecs.payload import Shrinking, check_run, damaged, empty_array, split_sections
 from tensorstash.codecs.zstd import compressed_rows, read_row, stored_rows, total_size
 from tensorstash.host.arrays import Array, payload_empty
-from tensorstash.kernels.bits import packed_nbytes
-from tensorstash.kernels.masks import gather_masked, mask_nonzero, scatter_masked, unsigned
+from tensorstash.kernels.masks import gather_masked, mask_nonzero, packed_nbytes, scatter_masked, unsigned
 from tensorstash.spec import TensorSpec
 
 _COUNT_NBYTES = 8
@@ -20,11 +19,10 @@ class Sparse(Shrinking):
     """Store which elements are not zero, at one bit each, and those elements.
 
     Zero means all bits zero: -0 is stored. The mask is compressed with Zstandard where a sample shows that to help,
-    as with causal attention. A tensor that does not get smaller is passed on untouched and without a copy.
+    as with causal attention. A tensor that does not get smaller is passed on as it is.
 
-    Payload: the bytes of the tensor where it is as long as the tensor; else the number of elements not zero as
-    ``uint64``, these elements, and the mask, with the first element in the lowest bit, as one stored row of
-    :class:`~tensorstash.codecs.zstd.Zstd`.
+    Payload: the number of elements not zero as ``uint64``, these elements, and the mask, with the first element in the
+    lowest bit, as one stored row of :class:`~tensorstash.codecs.zstd.Zstd`.
 
     >>> from tensorstash.spec import TensorSpec
     >>> spec = TensorSpec((1000,), (1,), 0, "float32", "cpu")
@@ -41,7 +39,6 @@ class Sparse(Shrinking):
         return 2 <= spec.itemsize <= 8
 
     def packed(self, data: Array, spec: TensorSpec, /) -> Array | None:
-        """Return the payload, or None if it would not be smaller."""
         bits = unsigned(data)
         mask = np.empty(packed_nbytes(bits.size, 1), np.uint8)
         count = mask_nonzero(bits, mask)
@@ -57,7 +54,6 @@ class Sparse(Shrinking):
         return payload
 
     def unpacked(self, payload: Array, spec: TensorSpec, /) -> Array:
-        """Return the array, in fresh memory."""
         check_run(self, payload, at_least=_COUNT_NBYTES)
         (count,) = payload[:_COUNT_NBYTES].view("<u8").tolist()
         if count > spec.numel:

@@ -7,8 +7,7 @@ import numpy as np
 
 from tensorstash.codecs.payload import Shrinking, empty_array, split_sections
 from tensorstash.host.arrays import Array, payload_empty
-from tensorstash.kernels.bits import packed_nbytes
-from tensorstash.kernels.masks import pack_two_values, unpack_two_values, unsigned
+from tensorstash.kernels.masks import pack_two_values, packed_nbytes, unpack_two_values, unsigned
 from tensorstash.spec import TensorSpec
 
 MOST_VALUES = 2
@@ -20,11 +19,9 @@ class TwoValued(Shrinking):
     """Store tensors of at most two values at one bit per element, bit for bit.
 
     Every element is compared, as bits: -0 is not 0, and a NaN is equal to one of the same payload only. A tensor of
-    more values, or of too few elements to get smaller, is passed on untouched and without a copy; finding that out
-    takes until the first block that holds a third, and most tensors show it in their first elements.
+    more values, or of too few elements to get smaller, is passed on as it is.
 
-    Payload: the bytes of the tensor where it is as long as the tensor; else the two values and the bits,
-    with the first element in the lowest bit and the last byte filled with zeros.
+    Payload: the two values and the bits, with the first element in the lowest bit and the last byte filled with zeros.
 
     >>> from tensorstash.spec import TensorSpec
     >>> spec = TensorSpec((4096,), (1,), 0, "float32", "cpu")
@@ -55,7 +52,6 @@ class TwoValued(Shrinking):
         return payload if pack_two_values(bits, pair, payload[2 * spec.itemsize :]) else None
 
     def unpacked(self, payload: Array, spec: TensorSpec, /) -> Array:
-        """Return the array, in fresh memory."""
         pair, packed = split_sections(self, payload, 2 * spec.itemsize, packed_nbytes(spec.numel, 1))
         array = empty_array(spec)
         target = unsigned(array)

@@ -74,11 +74,9 @@ class Zstd:
         return True
 
     def encoded_spec(self, spec: TensorSpec, /) -> TensorSpec:
-        """Return a run of bytes of unknown length."""
         return opaque_bytes(spec)
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the payload in fresh memory."""
         check_data(self, data, spec)
         raw = as_bytes(data)
         elements = raw.reshape(-1, self._row_count(spec))
@@ -87,7 +85,6 @@ class Zstd:
         return joined(np.array([raw.size], "<u8").view(np.uint8), *rows)
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the array in fresh memory."""
         check_run(self, data, at_least=_TOTAL_NBYTES)
         (total,) = data[:_TOTAL_NBYTES].view("<u8").tolist()
         body, count, is_run = data[_TOTAL_NBYTES:], self._row_count(spec), spec.shape == (-1,)

@@ -14,19 +14,15 @@ class PythonBlock:
     """The base of :class:`Block` where nothing is compiled; an interrupt where ``__exit__`` begins ends it."""
 
     __slots__ = ()
-    enter: Callable[[], Any]
-    undo: Callable[[], object]
-    leave: Callable[..., Any]
-    finish: Callable[..., object]
 
-    def __enter__(self) -> Any:
+    def __enter__(self: Any) -> Any:
         try:
             return self.enter()
         except BaseException:
             _made_up_for(self.undo)
             raise
 
-    def __exit__(self, *raised: Any) -> Any:
+    def __exit__(self: Any, *raised: Any) -> Any:
         try:
             return self.leave(*raised)
         except BaseException:
@@ -66,17 +62,12 @@ class Block(_Base):  # type: ignore[misc]  # which of the two, is known at run t
 
     The handler of Ctrl-C may raise wherever a function of Python begins or a call has returned: also at the end of
     ``__enter__``, when ``with`` does not know yet that it is entered, and at the beginning of ``__exit__``.
+
+    Subclasses have ``enter()``, whose result is bound by ``as``, and ``undo()``, which undoes it as far as it has come;
+    that is called where ``enter`` raises, until it does not.
     """
 
     __slots__ = ()
-
-    def enter(self) -> Any:
-        """Begin; the result is bound by ``as``."""
-        raise NotImplementedError
-
-    def undo(self) -> None:
-        """Undo :meth:`enter`, as far as it has come; called where that raises, until this does not."""
-        raise NotImplementedError
 
     def leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /

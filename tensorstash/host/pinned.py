@@ -14,11 +14,13 @@ from ctypes import py_object, pythonapi
 from warnings import warn
 from weakref import finalize
 
+import numpy as np
+
 from tensorstash.host.arrays import Array, lender
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.free_space import FreeSpace
 from tensorstash.host.pages import BLOCK, mapped_pages, physical_bytes, round_up
-from tensorstash.host.pool import Loan, lend
+from tensorstash.host.pool import Loan
 from tensorstash.sizes import format_bytes
 
 _UNIT = 512  # bytes, at whose multiples blocks begin, as copies of devices like it
@@ -111,7 +113,8 @@ class PinnedMemory:
             start = chunk.take(size)
             assert start is not None, "a chunk that is too small"
             chunk.last_step = self._step
-            lent, loan = lend(chunk.memory[start : start + size], self._return)
+            lent: Array = np.frombuffer(chunk.memory[start : start + size].data, np.uint8)
+            loan = Loan(lent, self._return)
             loan.memory = chunk, start, size
             self._loans.add(loan)
         return lent[:nbytes]

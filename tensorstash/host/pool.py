@@ -3,7 +3,6 @@
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -31,20 +30,16 @@ def size_class(nbytes: int) -> int:
 
 
 class Loan(weakref.ref[Pages]):
-    """Memory that is in use, as long as an array of it lives. Equal only to itself."""
+    """Memory that is in use, as long as an array of it lives. Equal only to itself.
+
+    The array has to be one over a memoryview: a view of an array refers to the array itself only if that one's memory
+    belongs to something else, and the loan could end while a view is alive.
+    """
 
     __slots__ = ("memory",)
     __hash__ = object.__hash__
     __eq__ = object.__eq__
     memory: Any
-
-
-def lend(pages: Pages, comes_back: Callable[[Loan], object]) -> tuple[Pages, Loan]:
-    """Return an array of pages, and its loan, which comes back when the last view of the array goes."""
-    # A view of an array refers to the array itself only if that one's memory belongs to something else: hence the
-    # detour over a memoryview, without which the loan could end while a view is alive.
-    lent: Pages = np.frombuffer(pages.data, np.uint8)
-    return lent, Loan(lent, comes_back)
 
 
 class PagePool:
@@ -120,7 +115,8 @@ class PagePool:
                     break
             else:
                 pages = mapped_pages(size)
-            lent, loan = lend(pages, self._comes_back)
+            lent: Pages = np.frombuffer(pages.data, np.uint8)
+            loan = Loan(lent, self._comes_back)
             loan.memory = pages
             self._used += size
             self._loans.add(loan)

@@ -10,6 +10,11 @@ from tensorstash.host.arrays import Array
 from tensorstash.kernels.groups import BLOCK
 
 
+def packed_nbytes(count: int, bits: int) -> int:
+    """Return the bytes that ``count`` codes of ``bits`` bits take."""
+    return -(-count * bits // 8)
+
+
 def unsigned(array: Array) -> Array:
     """Return the bits of an array as a flat view of unsigned integers, two for elements of 16 bytes."""
     return array.reshape(-1).view(f"u{min(array.itemsize, 8)}")
@@ -72,18 +77,15 @@ def mask_nonzero(words: Array, mask: Array) -> int:
     return total
 
 
-def gather_masked(words: Array, mask: Array, values: Array) -> bool:
-    """Fill ``values`` with the words whose bit is one, if there are as many, and return whether there are."""
+def gather_masked(words: Array, mask: Array, values: Array) -> None:
+    """Fill ``values`` with the words whose bit is one, of which there are as many."""
     done = 0
     for start in range(0, words.size, BLOCK):
         block = words[start : start + BLOCK]
         places = _places(mask, start, block.size)
-        if done + places.size > values.size:
-            return False
         # The default mode "raise" would copy the target first.
         np.take(block, places, out=values[done : done + places.size], mode="clip")
         done += places.size
-    return done == values.size
 
 
 def scatter_masked(values: Array, mask: Array, words: Array) -> bool:

@@ -1,19 +1,23 @@
 """Affine quantization per group of neighbours, on one block of groups at a time; ``native/affine.c`` does the same."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from tensorstash.host.arrays import Array
-from tensorstash.kernels.bits import coarsen, pack_codes, packed_nbytes, unpack_codes
 from tensorstash.kernels.dither import dither, group_keys
 from tensorstash.kernels.floats import FORMATS, FloatFormat, narrow, widen
 from tensorstash.kernels.groups import Groups
+from tensorstash.kernels.masks import packed_nbytes
 
 FINEST = 255
 """The largest code of 8 bits; fewer bits are codes of 8 bits, rounded once more."""
 SPECIALS = 3
 """Codes that groups with numbers that are not finite give up, the last ones: minus infinity, infinity and NaN."""
+COARSENING: Mapping[int, tuple[int, int]] = MappingProxyType({4: (15, 135), 2: (3, 129)})
+"""By bits, a factor and a summand that make 256 times the nearest code, and a rest, of one of 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,30 @@ class Extent:
             middle = low + (high - low) / 2
             low, high = np.where(special, middle, low), np.where(special, middle, high)
         return cls(low, high, special, np.where(finite, held, low[:, None]))
+
+
+def coarsen(codes: Array, bits: int) -> None:
+    """Replace codes of 8 bits by the nearest of 4 or 2, of which 0 and the largest stand for the same."""
+    # A code of 4 bits is worth 17 of 8 bits, one of 2 bits 85; both are odd, so that there are no ties.
+    factor, half = map(np.uint16, COARSENING[bits])
+    codes[...] = (codes * factor + half) >> np.uint16(8)
+
+
+def pack_codes(codes: Array, bits: int, packed: Array) -> None:
+    """Fill bytes with codes, each ``uint8`` and below ``2**bits``, of 2 or 4 bits."""
+    per_byte = 8 // bits
+    columns = np.pad(codes, (0, -codes.size % per_byte)).reshape(-1, per_byte)
+    packed[:] = 0
+    for place in range(per_byte):
+        packed |= columns[:, place] << np.uint8(bits * place)
+
+
+def unpack_codes(packed: Array, bits: int, count: int) -> Array:
+    """Return ``count`` codes of 2 or 4 bits as ``uint8``; the inverse of :func:`pack_codes`."""
+    columns = np.empty((packed.size, 8 // bits), np.uint8)
+    for place in range(8 // bits):
+        columns[:, place] = (packed >> np.uint8(bits * place)) & np.uint8(2**bits - 1)
+    return columns.reshape(-1)[:count]
 
 
 def section_nbytes(dtype: str, groups: Groups, bits: int) -> tuple[int, int, int]:

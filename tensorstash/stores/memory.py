@@ -2,7 +2,6 @@
 
 import threading
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import ClassVar
 from weakref import ref
 
@@ -68,9 +67,6 @@ class _Slot:
     __slots__ = ("__weakref__",)
 
 
-_nbytes = attrgetter("nbytes")
-
-
 class MemoryStore:
     """The live store of :class:`Memory`. Thread-safe; keeps the arrays it is given and hands out read-only views.
 
@@ -93,7 +89,7 @@ class MemoryStore:
     @property
     def used_bytes(self) -> int:
         """Bytes of the budget in use."""
-        return sum(map(_nbytes, list(self._arrays.values())))
+        return sum(array.nbytes for array in list(self._arrays.values()))
 
     def put(self, data: Array, /) -> Slot:
         """Keep ``data``, which must be private, or give it to the other store; return its slot."""

@@ -237,9 +237,9 @@ def test_a_device_that_takes_its_time_is_asked_again_but_not_for_ever(tmp_path):
     for turns, is_written in HESITATIONS:
         calls = faulty_calls(write=in_turn(*turns))
         slab = Slab(str(tmp_path), calls, direct=False, limit_bytes=None)
-        extent = slab.take(data.size)
+        offset, _ = slab.take(data.size)
         with nullcontext() if is_written else pytest.raises(StoreError):
-            slab.write([data], extent)
+            slab.write([data], offset)
         assert len(calls.board.strikes) == len(turns)
         slab.close()
 

@@ -14,10 +14,9 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 from triton.language import constexpr
 
-from tensorstash.kernels.bits import COARSENING
 from tensorstash.kernels.dither import GOLDEN
 from tensorstash.kernels.groups import Groups
-from tensorstash.kernels.quantize import FINEST, SPECIALS, Arithmetic
+from tensorstash.kernels.quantize import COARSENING, FINEST, SPECIALS, Arithmetic
 
 TILE = 4096
 """Elements that a program works on."""

@@ -13,13 +13,7 @@ from weakref import ref
 from tensorstash.errors import CorruptDataError
 from tensorstash.host.arrays import Array, address
 from tensorstash.host.checksum import CHECKSUM_BLOCK, joint_checksum
-from tensorstash.host.pages import HUGE_PAGE
-from tensorstash.stores.disk.slab import Extent, Slab
-
-
-def is_long(data: Array) -> bool:
-    """Return whether a record goes to disk from where it is."""
-    return data.size >= HUGE_PAGE
+from tensorstash.host.pages import HUGE_PAGE, round_up
 
 
 class Turn(NamedTuple):
@@ -49,18 +43,23 @@ class Turn(NamedTuple):
 
 def turn_of(data: Array, unit: int) -> Turn:
     """Return how to turn a record for a device that takes addresses of a unit, in bytes; 0 if it takes any."""
-    shift = -address(data) % unit if unit and is_long(data) else 0
+    shift = -address(data) % unit if unit and data.size >= HUGE_PAGE else 0
     return Turn(shift, unit if shift else 0)
 
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """The bytes ``start:stop`` of a record as it is turned, in one extent of its slab."""
+    """The bytes ``start:stop`` of a record as it is turned, at one place of the file."""
 
-    extent: Extent
+    offset: int
     start: int
     stop: int
     digests: list[int] = field(default_factory=list)
+
+    @property
+    def room(self) -> int:
+        """The bytes that it takes of the file."""
+        return round_up(self.stop - self.start)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -68,7 +67,6 @@ class Record:
     """A slot; equal only to itself. Its space is free when it is deleted or dropped, and nobody uses it."""
 
     nbytes: int
-    slab: Slab
     pieces: list[Piece]
     turn: Turn
     users: int = 1
@@ -84,22 +82,12 @@ class Space(ref[Record]):
     __eq__ = object.__eq__
     pieces: list[Piece]
 
-    @property
-    def is_free(self) -> bool:
-        """Whether nobody uses the record any more, or ever will."""
-        record = self()
-        return record is None or not record.users
 
-
-def corrupt(record: Record, piece: Piece, found: Sequence[int]) -> CorruptDataError:
+def corrupt(record: Record, piece: Piece, found: Sequence[int], directory: str) -> CorruptDataError:
     """Return the error for a piece whose sums are not those of the put bytes."""
-    number, got, expected = next(
-        (number, got, expected)
-        for number, (got, expected) in enumerate(zip(found, piece.digests, strict=True))
-        if got != expected
-    )
+    number = next(number for number, (got, put) in enumerate(zip(found, piece.digests, strict=True)) if got != put)
     start = piece.start + number * CHECKSUM_BLOCK
     return CorruptDataError(
         f"bytes {start} to {min(start + CHECKSUM_BLOCK, piece.stop)} on disk of a record of {record.nbytes} bytes in "
-        f"{record.slab.directory!r}: got checksum {got:#018x}, expected {expected:#018x}"
+        f"{directory!r}: got checksum {found[number]:#018x}, expected {piece.digests[number]:#018x}"
     )

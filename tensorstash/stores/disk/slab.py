@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from tempfile import TemporaryFile
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,13 +26,6 @@ _REFUSALS = {
     errno.ENOTDIR: "is not a directory",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "may not be written to"),
 }
-
-
-class Extent(NamedTuple):
-    """A run of whole blocks of a slab, in bytes."""
-
-    offset: int
-    size: int
 
 
 class Slab:
@@ -75,8 +67,8 @@ class Slab:
         """Bytes of extents that are taken."""
         return self.size - self._space.free_bytes
 
-    def take(self, size: int) -> Extent | None:
-        """Return an extent of at most ``size`` bytes, or None if nothing is free and the file is at its limit.
+    def take(self, size: int) -> tuple[int, int] | None:
+        """Return offset and size of at most ``size`` bytes, or None if nothing is free and the file is at its limit.
 
         The best fit comes first, then the largest scrap that is worth it, then growing, and small scraps last.
         """
@@ -88,13 +80,13 @@ class Slab:
                     raise
         size = min(size, self._space.largest)
         offset = self._space.take(size) if size else None
-        return None if offset is None else Extent(offset, size)
+        return None if offset is None else (offset, size)
 
-    def give(self, extent: Extent) -> None:
+    def give(self, offset: int, size: int) -> None:
         """Make an extent free again."""
-        self._space.give(extent.offset, extent.size)
+        self._space.give(offset, size)
 
-    def write(self, parts: Sequence[Array], extent: Extent) -> None:
+    def write(self, parts: Sequence[Array], offset: int) -> None:
         """Write arrays one after the other; all but the first are shorter than its unit of addresses."""
         if self.direct:  # whole blocks of the first go from where they are; the rest is copied
             first, *others = parts
@@ -103,16 +95,16 @@ class Slab:
             last = page_aligned(round_up(rest.size))
             last[: rest.size] = rest
             parts = [part for part in (first[:whole], last) if part.size]
-        self._write_all(parts, extent.offset)
+        self._write_all(parts, offset)
 
-    def write_copy(self, data: Array, extent: Extent) -> list[int]:
+    def write_copy(self, data: Array, offset: int) -> list[int]:
         """Write ``data`` by way of a buffer in one run of memory; return its checksums.
 
         Pages far from one another cost the device more than copying costs the processor.
         """
         bounce = _bounce(round_up(data.size))
         digests = block_checksums(data, copy=bounce[: data.size])
-        self._write_all([bounce], extent.offset)
+        self._write_all([bounce], offset)
         return digests
 
     def read(self, out: Array, nbytes: int, offset: int, *, by_copy: bool) -> list[int]:

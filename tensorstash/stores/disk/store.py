@@ -15,7 +15,7 @@ from tensorstash.host.pages import HUGE_PAGE, round_up
 from tensorstash.protocols import Slot, Tier
 from tensorstash.sizes import format_bytes, parse_budget, parse_bytes
 from tensorstash.spec import ALIGNMENT
-from tensorstash.stores.disk.records import Piece, Record, Space, corrupt, is_long, turn_of
+from tensorstash.stores.disk.records import Piece, Record, Space, corrupt, turn_of
 from tensorstash.stores.disk.slab import Slab
 from tensorstash.stores.disk.syscalls import Syscalls
 
@@ -130,18 +130,18 @@ class DiskStore:
 
     def put(self, data: Array, /) -> Slot:
         """Write ``data`` to disk and return its slot; the array is not kept."""
-        is_in_place = is_long(data)
+        # The pages of shorter records are far from one another: they are copied as a whole.
+        is_in_place = data.size >= HUGE_PAGE
         if is_in_place and address(data) % ALIGNMENT:
             data = copied(data)
         record = self._begin_put(data)
         try:
-            slab = record.slab
             for piece in record.pieces:
-                if is_in_place or not slab.direct:
+                if is_in_place or not self.slab.direct:
                     piece.digests = record.turn.checksums(data, piece.start, piece.stop)
-                    slab.write(record.turn.parts(data, piece.start, piece.stop), piece.extent)
+                    self.slab.write(record.turn.parts(data, piece.start, piece.stop), piece.offset)
                 else:
-                    piece.digests = slab.write_copy(data[piece.start : piece.stop], piece.extent)
+                    piece.digests = self.slab.write_copy(data[piece.start : piece.stop], piece.offset)
             record.is_live = True
             return record
         except BaseException:
@@ -156,13 +156,12 @@ class DiskStore:
         try:
             pages = whole_pages(record.turn.room + round_up(record.nbytes))
             out = pages[record.turn.room :]
-            slab = record.slab
-            by_copy = slab.direct and _SCATTERED <= out.size < HUGE_PAGE
+            by_copy = self.slab.direct and _SCATTERED <= out.size < HUGE_PAGE
             for piece in record.pieces:
-                nbytes = piece.stop - piece.start
-                found = slab.read(out[piece.start :][: round_up(nbytes)], nbytes, piece.extent.offset, by_copy=by_copy)
+                part = out[piece.start :][: piece.room]
+                found = self.slab.read(part, piece.stop - piece.start, piece.offset, by_copy=by_copy)
                 if found != piece.digests:
-                    raise corrupt(record, piece, found)
+                    raise corrupt(record, piece, found, self.slab.directory)
             return record.turn.back(pages, record.nbytes)
         finally:
             self._end(record)
@@ -184,7 +183,7 @@ class DiskStore:
         with self._lock:
             self._refuse_closed()
             self._settle()
-            record = Record(data.size, self.slab, self._allocate(data.size), turn_of(data, self.slab.address_unit))
+            record = Record(data.size, self._allocate(data.size), turn_of(data, self.slab.address_unit))
             record.space = space = Space(record, self._drops)
             space.pieces = record.pieces
             self._spaces.add(space)
@@ -221,12 +220,16 @@ class DiskStore:
         """Take back the space of dropped records, each once, but of those that are in use."""
         for _ in range(len(self._dropped)):
             space = self._dropped.popleft()
-            if not space.is_free:
+            record = space()
+            if record is not None and record.users:
                 self._dropped.append(space)
             elif space in self._spaces:
                 self._spaces.discard(space)
-                for piece in space.pieces:
-                    self.slab.give(piece.extent)
+                self._free(space.pieces)
+
+    def _free(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            self.slab.give(piece.offset, piece.room)
 
     def _allocate(self, nbytes: int) -> list[Piece]:
         """Return pieces for a record: one, or more where the free space lies in parts."""
@@ -237,11 +240,11 @@ class DiskStore:
                 extent = self.slab.take(round_up(nbytes - start))
                 if extent is None:
                     raise StoreFullError("raise the budget")
-                pieces.append(Piece(extent, start, min(start + extent.size, nbytes)))
-                start += extent.size
+                offset, size = extent
+                pieces.append(Piece(offset, start, min(start + size, nbytes)))
+                start += size
         except BaseException as error:
-            for piece in pieces:
-                self.slab.give(piece.extent)
+            self._free(pieces)
             if isinstance(error, StoreFullError):
                 raise StoreFullError(
                     f"{self._config!r}: a record of {nbytes} bytes does not fit, {format_bytes(self.file_bytes)} are "

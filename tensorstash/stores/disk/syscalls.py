@@ -105,7 +105,4 @@ class Syscalls:
 
     def available(self, fd: int, directory: str) -> int:
         """Return the number of bytes this user may still allocate on the device of ``fd``."""
-        if hasattr(os, "fstatvfs"):
-            found = os.fstatvfs(fd)
-            return found.f_bavail * found.f_frsize
-        return shutil.disk_usage(directory).free
+        return shutil.disk_usage(directory if sys.platform == "win32" else fd).free
