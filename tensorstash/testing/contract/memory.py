@@ -24,7 +24,7 @@ class OneCopy(Harness):
         tap = Watched()
         leaf, inner = square(lab)
         with self.scope(StoreIn(tap)) as session:
-            loss = lab.sum(lab.mul(lab.mul(inner, inner), inner))
+            loss = (inner * inner * inner).sum()
         stats = session.stats()
         assert tap.live == 2, f"three times inner and once its square became {tap.live} payloads, expected 2"
         assert (stats.stashed.tensors, stats.deduplicated.tensors) == (2, 2)
@@ -37,8 +37,8 @@ class OneCopy(Harness):
     def test_line06_views_of_the_same_elements_are_one_payload(self, lab: Lab) -> None:
         tap = Watched()
         _, inner = square(lab, count=24)
-        tensor = lab.reshape(inner, (4, 6))
-        views = [tensor, lab.transpose(tensor), lab.reshape(tensor, (2, 12)), lab.reshape(tensor, (24,))]
+        tensor = inner.reshape(4, 6)
+        views = [tensor, tensor.T, tensor.reshape(2, 12), tensor.reshape(24)]
         with self.scope(StoreIn(tap)) as session:
             handles = [session.pack(view) for view in views]
         assert tap.puts == 1, f"four views of the same elements became {tap.puts} payloads"
@@ -54,7 +54,7 @@ class OneCopy(Harness):
     def test_line06_other_elements_of_the_same_storage_are_another_payload(self, lab: Lab) -> None:
         tap = Watched()
         tensor = lab.tensor(floats(4, 6))
-        views = [lab.rows(tensor, 0, 2), lab.rows(tensor, 2, 4), lab.columns(tensor, 0, 2), lab.columns(tensor, 1, 3)]
+        views = [tensor[:2], tensor[2:4], tensor[:, :2], tensor[:, 1:3]]
         with self.scope(StoreIn(tap)) as session:
             handles = [session.pack(view) for view in views]
         for view, handle in zip(views, handles, strict=True):
@@ -99,7 +99,7 @@ class OneCopy(Harness):
         tap = Watched()
         _, inner = square(lab, count=64)
         with self.scope(StoreIn(tap)):
-            loss = lab.sum(lab.mul(lab.tanh(lab.exp(inner)), inner))
+            loss = (inner.exp().tanh() * inner).sum()
         # exp's output, tanh's output (saved by tanh and mul) and inner; some frameworks also save tanh's input.
         assert tap.live_bytes <= 3 * 64 * 4, f"{tap.live_bytes} bytes for three distinct tensors of 256 bytes"
         lab.backward(loss)
@@ -111,7 +111,7 @@ class NeverStashed(Harness):
     def test_line07_parameters_views_of_them_and_leaves_that_require_grad_are_kept(self, lab: Lab) -> None:
         for trainable in (True, False):
             weight = lab.parameter(floats(6, 4), trainable=trainable)
-            views = lab.transpose(weight), lab.rows(weight, 1, 3), lab.reshape(weight, (24,))
+            views = weight.T, weight[1:3], weight.reshape(24)
             self._assert_kept((weight,), "parameter")
             self._assert_kept(views, "" if trainable else "parameter")
         self._assert_kept((lab.tensor(floats(6, 4), requires_grad=True),), "leaf")
