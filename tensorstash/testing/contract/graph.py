@@ -136,18 +136,6 @@ class _DeliberateError(Exception):
     """Raised by a program under test."""
 
 
-class Sentinel:
-    """Packed into a graph by hooks of its own, so that it is gone when the graph is."""
-
-    def __init__(self, lab: Lab, tensor: Tensor) -> None:
-        self._backend = lab.backend
-        self._alias = self._backend.alias(tensor)
-
-    def tensor(self) -> Tensor:
-        """Return a fresh alias of the packed tensor."""
-        return self._backend.alias(self._alias)
-
-
 def _fail(unpacked: Sequence[Tensor]) -> None:
     raise _DeliberateError("deliberate")
 
@@ -174,9 +162,9 @@ class Ownership(Harness):
         with reference_counting_only():
             for run_backward in (False, True):
                 loss, sentinel = self._graph(self.stash(Keep()), lab)
+                assert sentinel() is not None
                 if run_backward:
                     lab.backward(loss, retain_graph=True)
-                assert sentinel() is not None
                 del loss
                 assert sentinel() is None, "the graph lives on: something in it holds its own output"
 
@@ -261,22 +249,18 @@ class Ownership(Harness):
             tap = Watched()
             yield tap, self.stash(Chain((before, StoreIn(tap))))
 
-    def _graph(self, stash: Stash, lab: Lab) -> tuple[Tensor, "weakref.ref[Sentinel]"]:
+    def _graph(self, stash: Stash, lab: Lab) -> "tuple[Tensor, weakref.ref[Sink]]":
         """Return the loss of a fresh graph and a weak reference to a part of it."""
+
+        def sink(unpacked: Sequence[Tensor]) -> None:
+            """Look at nothing."""
+
         _, inner = square(lab)
-        sentinels: list[weakref.ref[Sentinel]] = []
-
-        def pack(tensor: Tensor) -> Sentinel:
-            sentinel = Sentinel(lab, tensor)
-            sentinels.append(weakref.ref(sentinel))
-            return sentinel
-
         with settled(stash):
             hidden = inner.exp()
-            with lab.backend.hooks(pack, Sentinel.tensor):
-                product = hidden * inner
+            product = lab.observe(hidden * inner, [hidden], sink)
             loss = (product * product.exp()).tanh().sum()
-        return loss, sentinels[0]
+        return loss, weakref.ref(sink)
 
     def _failing(self, stash: Stash, lab: Lab, place: str) -> None:
         _, inner = square(lab)
