@@ -60,8 +60,8 @@ def train(framework: str, policy: str, directory: str, steps: int) -> Iterator[H
         with stash as entered:
             x = batch
             for weight in weights:
-                x = lab.tanh(lab.matmul(x, weight))
-            loss = lab.sum(lab.mul(x, x))
+                x = (x @ weight).tanh()
+            loss = (x * x).sum()
         if step < len(ROWS) and entered is not None:
             entered.drain()
         lab.backward(loss)

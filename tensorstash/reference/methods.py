@@ -45,9 +45,9 @@ def update(target: Tensor, operation: Callable[..., Tensor], *operands: Any) -> 
     return target
 
 
-_METHODS: dict[str, Callable[..., Any]] = {
+_METHODS: dict[str, Any] = {
     **{name: getattr(ops, name) for name in ("exp", "tanh", "relu", "clone", "contiguous", "astype", "to")},
-    **{name: getattr(ops, name) for name in ("swap_last", "sum_to", "expand", "reshape", "split", "as_strided")},
+    **{name: getattr(ops, name) for name in ("sum_to", "expand", "reshape", "as_strided")},
     "__add__": ops.add,
     "__radd__": ops.add,
     "__sub__": ops.sub,
@@ -61,6 +61,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "mul_": lambda self, other: update(self, ops.mul, other),
     "softmax": lambda self, axis: ops.softmax(self, axis=axis),
     "sum": lambda self: ops.sum_to(self, shape=()),
+    "T": property(lambda self: ops.swap_last(self)),
     "backward": backward,
 }
 

@@ -61,7 +61,7 @@ class Linear(Module):
         self.weight, self.bias = Parameter(weight), Parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight.swap_last() + self.bias
+        return x @ self.weight.T + self.bias
 
 
 class GELU(Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial, reduce
 from types import EllipsisType
 from typing import Any, TypeAlias
 
@@ -140,7 +139,7 @@ def softmax(x: Array, *, axis: int) -> Array:
     return np.asarray(powers / np.sum(powers, axis=axis, keepdims=True))
 
 
-@primitive(a=lambda g, b: g @ b.swap_last(), b=lambda g, a: a.swap_last() @ g)
+@primitive(a=lambda g, b: g @ b.T, b=lambda g, a: a.T @ g)
 def matmul(a: Array, b: Array) -> Array:
     """The product of matrices of two or more dimensions; leading ones broadcast."""
     return np.asarray(np.matmul(a, b))
@@ -192,28 +191,3 @@ def expand(x: Tensor, *shape: int) -> Tensor:
 def reshape(x: Tensor, *shape: int) -> Tensor:
     """Give a view of another shape of a dense tensor, else a copy; one extent may be -1."""
     return view_as(contiguous(x), shape=np.broadcast_to(np.int8(0), x.numel).reshape(shape).shape)
-
-
-def _narrow(x: Tensor, axis: int, start: int, length: int) -> Tensor:
-    key = [slice(None)] * x.ndim
-    key[axis] = slice(start, start + length)
-    return x[tuple(key)]
-
-
-join = Primitive(
-    "join",
-    lambda a, b, *, axis: np.concatenate((a, b), axis=axis),
-    moves=True,
-    a=lambda g, a_meta, axis: _narrow(g, axis, 0, a_meta.shape[axis]),
-    b=lambda g, a_meta, axis: _narrow(g, axis, a_meta.shape[axis], g.shape[axis]),
-)
-
-
-def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Give tensors joined along a dimension."""
-    return reduce(partial(join, axis=axis), tensors)
-
-
-def split(x: Tensor, size: int, axis: int = 0) -> tuple[Tensor, ...]:
-    """Give views of `size` along a dimension; the last may be smaller."""
-    return tuple(_narrow(x, axis, start, size) for start in range(0, x.shape[axis], size))

@@ -38,12 +38,9 @@ Behaviour = Callable[..., Any]
 
 
 class Intercepted:
-    """A live store each of whose calls goes through a function.
+    """A live store each of whose calls is made by ``run``: of a name, the method of ``inner``, and arguments.
 
-    Args:
-        inner: does the work.
-        run: gets the name of the method, the method of ``inner`` and its arguments.
-        verifies: whether checksums are left to the inner store, if it has its own.
+    Checksums are left to the inner store, if it has its own and ``verifies``.
     """
 
     retains: ClassVar[bool]
@@ -61,18 +58,14 @@ class Intercepted:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultyStore:
-    """A store that fails at chosen records.
-
-    The records are counted from 1 in each open store, puts and gets apart. ``zeros`` returns altered bytes without a
-    word, as a device does; the reader has to notice.
+    """A store that fails at a chosen record.
 
     Args:
         fault: one of these:
             ``full`` and ``put_error`` (an :class:`OSError` that does not pass) at a put;
             ``get_error`` (an :class:`OSError`), ``gone``, ``corrupt``, ``short_read`` (one byte is missing) and
-            ``zeros`` at a get.
-        at: the first record that is hit.
-        times: how many records in a row are hit.
+            ``zeros`` (altered bytes without a word, as from a device) at a get.
+        at: the record that is hit, counted from 1 in each open store, puts and gets apart.
         inner: the store that holds the payloads.
 
     Raises:
@@ -88,31 +81,26 @@ class FaultyStore:
     tier: ClassVar[Tier] = "memory"
     fault: StoreFault
     at: int = 1
-    times: int = 1
     inner: StoreConfig = field(default_factory=Memory)
 
     def __post_init__(self) -> None:
-        _require_one_of(self.fault, (*get_args(PutFault), *get_args(GetFault)), path="faulty_store.fault")
+        _require_one_of(self.fault, get_args(StoreFault), path="faulty_store.fault")
 
     def open(self) -> Store:
         """Open the inner store; the caller closes it."""
         hit, calls = "put" if self.fault in get_args(PutFault) else "get", count(1)
 
         def run(name: str, call: Behaviour, *arguments: Any) -> Any:
-            is_hit = name == hit and next(calls) in range(self.at, self.at + self.times)
-            return self._misbehave(call, *arguments) if is_hit else call(*arguments)
+            if name != hit or next(calls) != self.at:
+                return call(*arguments)
+            if self.fault in _ALTERED:
+                return _ALTERED[self.fault](call(*arguments))
+            raise _RAISED.get(self.fault, partial(OSError, errno.ENODEV))(f"injected by {self!r}")
 
         return Intercepted(self.inner.open(), run)
 
-    def _misbehave(self, call: Behaviour, argument: Any) -> Array:
-        if self.fault in _ALTERED:
-            return _ALTERED[self.fault](call(argument))
-        if self.fault in _RAISED:
-            raise _RAISED[self.fault](f"{self!r}: injected")
-        raise OSError(errno.ENODEV, f"injected by {self!r}")
 
-
-_RAISED: Mapping[str, type[Exception]] = MappingProxyType(
+_RAISED: Mapping[str, Callable[[str], Exception]] = MappingProxyType(
     {"full": StoreFullError, "gone": SlotGoneError, "corrupt": CorruptDataError}
 )
 _ALTERED: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
@@ -124,7 +112,6 @@ class Watched:
     """A store that counts its records, and that can hold them back as a slow device does. Thread-safe.
 
     Args:
-        inner: the store that holds the payloads.
         held_s: how long a put waits for :meth:`let_go` before it raises a :class:`TimeoutError`, in seconds; None: not
             at all.
 
@@ -141,8 +128,7 @@ class Watched:
     name: ClassVar[str] = "watched"
     tier: ClassVar[Tier] = "memory"
 
-    def __init__(self, inner: StoreConfig | None = None, *, held_s: float | None = None) -> None:
-        self._inner = inner or Memory()
+    def __init__(self, *, held_s: float | None = None) -> None:
         self._held_s = held_s
         self._let_go = threading.Event()
         self._lock = threading.RLock()
@@ -161,7 +147,7 @@ class Watched:
     @property
     def live_bytes(self) -> int:
         """Their bytes."""
-        return sum(list(self._sizes.values()))
+        return sum(self._sizes.copy().values())
 
     @property
     def open_stores(self) -> int:
@@ -173,8 +159,8 @@ class Watched:
         self._let_go.set()
 
     def open(self) -> Store:
-        """Open the inner store; the caller closes it."""
-        store = self._inner.open()
+        """Open a store in memory; the caller closes it."""
+        store = Memory().open()
         self._open.add(store)
         return Intercepted(store, self._run)
 

@@ -12,7 +12,7 @@ from tensorstash.api import Stash, Wrapped
 from tensorstash.engine.session import Session
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.testing.lab import Lab, Model
+from tensorstash.testing.lab import Lab, Model, Tensor
 from tensorstash.testing.layouts import LAYOUTS
 
 AT_ONCE = Limits(in_flight=0, ahead=0)
@@ -38,12 +38,14 @@ class Harness:
         return nullcontext() if policy is None else settled(self.stash(policy))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run every check with a ``lab`` of each device, and in each ``layout`` that its framework has."""
+        """Run every check with a ``lab`` of each device."""
         if "lab" in metafunc.fixturenames:
             metafunc.parametrize("lab", [self.lab.on(each) for each in self.lab.devices], ids=self.lab.devices)
-        if "layout" in metafunc.fixturenames:
-            reverses = self.lab.reverses
-            metafunc.parametrize("layout", [name for name, of in LAYOUTS.items() if reverses or not of.is_reversed])
+
+    def _strided(self, lab: Lab, dtype: str) -> dict[str, Tensor]:
+        """Return a tensor of each layout that the framework has, by name."""
+        layouts = ((name, layout) for name, layout in LAYOUTS.items() if lab.reverses or not layout.is_reversed)
+        return {name: layout.of(lab, dtype) for name, layout in layouts}
 
 
 @contextmanager

@@ -47,16 +47,17 @@ class Layout:
 
 
 class Lab(ABC):
-    """The operations of one framework that a suite needs.
+    """What a suite needs of one framework beside its tensors.
 
-    Operations record gradients as the framework does. Where frameworks spell an operation alike, a default is given.
+    Tensors record gradients as the framework does, and have what all of them spell alike: ``*``, ``@``, slices, rows by
+    an ``int64`` tensor, ``T``, ``exp``, ``tanh``, ``sum``, ``softmax(axis)``, ``expand`` and ``reshape``.
 
     Attributes:
         name: the backend's registered name.
         framework: the module with ``grad``, ``no_grad`` and ``set_grad_enabled``.
         devices: places to run on; host memory first. Tensors are made on the first.
         dtypes: element types that tensors can be built of.
-        float_dtypes: those of them that gradients of :meth:`mul` can be computed in.
+        float_dtypes: those of them that gradients of products can be computed in.
         flags: lazy flags that tensors can carry, for :meth:`flagged`.
         reverses: whether views can have negative strides.
     """
@@ -150,56 +151,8 @@ class Lab(ABC):
         """Return a view of ``tensor`` with a lazy flag of :attr:`flags` set."""
         raise NotImplementedError(f"{self.name} has no flag {flag!r}")
 
-    def mul(self, left: Tensor, right: Tensor | float) -> Tensor:
-        return left * right
-
-    def matmul(self, left: Tensor, right: Tensor) -> Tensor:
-        return left @ right
-
-    def exp(self, tensor: Tensor) -> Tensor:
-        return tensor.exp()
-
-    def tanh(self, tensor: Tensor) -> Tensor:
-        return tensor.tanh()
-
     def relu(self, tensor: Tensor) -> Tensor:
         return tensor.relu()
-
-    def softmax(self, tensor: Tensor, axis: int) -> Tensor:
-        return tensor.softmax(axis)
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        return tensor.sum()
-
-    def rows(self, tensor: Tensor, start: int, stop: int) -> Tensor:
-        """Return a view of rows ``start`` to ``stop``."""
-        return tensor[start:stop]
-
-    def columns(self, tensor: Tensor, start: int, stop: int) -> Tensor:
-        """Return a view of columns ``start`` to ``stop`` of a matrix."""
-        return tensor[:, start:stop]
-
-    def transpose(self, tensor: Tensor) -> Tensor:
-        """Return the transposed view of a matrix."""
-        return tensor.T
-
-    def expand(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return a broadcast view."""
-        return tensor.expand(*shape)
-
-    def reshape(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
-        return tensor.reshape(*shape)
-
-    @abstractmethod
-    def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor: ...
-
-    @abstractmethod
-    def split(self, tensor: Tensor, size: int, axis: int) -> Sequence[Tensor]:
-        """Return views of ``size`` along ``axis``."""
-
-    def gather(self, tensor: Tensor, rows: Tensor) -> Tensor:
-        """Return the rows of a matrix that an ``int64`` tensor names."""
-        return tensor[rows]
 
     @abstractmethod
     def observe(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> Tensor:

@@ -64,24 +64,24 @@ def lossy_policies(directory: Path) -> Mapping[str, HookPolicy]:
 def attention(lab: Lab, dtype: str = "float32", scope: Scope = nullcontext) -> dict[str, Array]:
     """Run forward inside ``scope`` and backward after it; return the loss and every gradient.
 
-    One head of attention between two projections, made of every operation of the lab: its saved tensors are split,
-    transposed, broadcast, gathered, an operation's own output, or saved more than once.
+    One head of attention between two projections. Its saved tensors are slices, transposed, broadcast, gathered, an
+    operation's own output, or saved more than once.
     """
     inputs = lab.tensor(floats(3, 4, 8, dtype=dtype))
     table = lab.parameter(floats(10, 8, dtype=dtype))
     enter = lab.parameter(floats(8, 24, dtype=dtype))
-    leave = lab.parameter(floats(16, 8, dtype=dtype))
+    leave = lab.parameter(floats(8, 8, dtype=dtype))
     scale = lab.tensor(floats(1, 8, seed=1, dtype=dtype), requires_grad=True)
     tokens = lab.tensor(np.array([1, 7, 1, 0, 3, 9, 9, 2, 4, 4, 5, 6]))
     with scope():
-        hidden = lab.reshape(inputs, (12, 8))
-        hidden = lab.mul(hidden, lab.gather(table, tokens))
-        query, key, value = lab.split(lab.tanh(lab.matmul(hidden, enter)), 8, 1)
-        weights = lab.softmax(lab.matmul(query, lab.transpose(key)), 1)
-        mixed = lab.mul(lab.matmul(weights, value), lab.expand(scale, (12, 8)))
-        joined = lab.concat([mixed, lab.relu(hidden)], 1)
-        out = lab.matmul(lab.rows(joined, 2, 12), leave)
-        loss = lab.sum(lab.exp(lab.mul(out, out)))
+        hidden = inputs.reshape(12, 8)
+        hidden = hidden * table[tokens]
+        projected = (hidden @ enter).tanh()
+        query, key, value = (projected[:, start : start + 8] for start in (0, 8, 16))
+        weights = (query @ key.T).softmax(1)
+        mixed = (weights @ value) * scale.expand(12, 8) + lab.relu(hidden)
+        out = mixed[2:12] @ leave
+        loss = (out * out).exp().sum()
     lab.backward(loss)
     leaves = {"table": table, "enter": enter, "leave": leave, "scale": scale}
     return {"loss": lab.bits(loss), **{name: lab.gradient(leaf) for name, leaf in leaves.items()}}
@@ -97,9 +97,9 @@ def gated(lab: Lab, scope: Scope = nullcontext) -> dict[str, Array]:
         lab.parameter(floats(*shape, seed=seed)) for seed, shape in enumerate(((8, 16), (8, 16), (16, 8)))
     )
     with scope():
-        product = lab.mul(lab.matmul(inputs, gate), lab.matmul(inputs, up))
-        out = lab.matmul(product, down)
-        loss = lab.sum(lab.mul(out, out))
+        product = (inputs @ gate) * (inputs @ up)
+        out = product @ down
+        loss = (out * out).sum()
     del product, out
     lab.backward(loss)
     leaves = {"gate": gate, "up": up, "down": down}
@@ -114,7 +114,7 @@ def training(lab: Lab, scope: Scope = nullcontext, steps: int = 3) -> dict[str, 
         inputs = lab.tensor(floats(6, 8, seed=step))
         with scope():
             out = model(inputs)
-            loss = lab.sum(lab.mul(out, out))
+            loss = (out * out).sum()
         lab.backward(loss)
         losses[f"loss {step}"] = lab.bits(loss)
         for parameter in lab.parameters(model):
@@ -125,18 +125,18 @@ def training(lab: Lab, scope: Scope = nullcontext, steps: int = 3) -> dict[str, 
 def square(lab: Lab, *, count: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return a leaf and a non-leaf of the same values, for operations that save the non-leaf."""
     leaf = lab.tensor(floats(count, seed=seed), requires_grad=True)
-    return leaf, lab.mul(leaf, 1.0)
+    return leaf, leaf * 1.0
 
 
 def squared(lab: Lab, scope: Scope = nullcontext) -> tuple[Tensor, Tensor, Tensor, Array]:
     """Square a non-leaf inside ``scope``; return its leaf, itself, the sum, and the gradient that the leaf must get."""
     leaf, inner = square(lab)
     with scope():
-        loss = lab.sum(lab.mul(inner, inner))
+        loss = (inner * inner).sum()
     return leaf, inner, loss, (lab.bits(inner) * 2).astype("float32")
 
 
 def save_one(lab: Lab) -> None:
     """Run a step in which the framework saves one tensor."""
     _, inner = square(lab)
-    lab.backward(lab.sum(lab.exp(inner)))
+    lab.backward(inner.exp().sum())

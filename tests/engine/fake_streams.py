@@ -190,7 +190,7 @@ OPERATIONS: list[Callable[[Tensor], Tensor]] = [
     lambda x: (x * 0.1).exp(),
     lambda x: x * (x * 0.5) * x,
     lambda x: (x.reshape(2, -1) * x.reshape(2, -1)).reshape(*x.shape),
-    lambda x: (x.swap_last() * x.swap_last()).swap_last(),
+    lambda x: (x.T * x.T).T,
     lambda x: x * x[:, 0:1],
     lambda x: (x.tanh() + x).add_(1.0),
     lambda x: x * ref.full(x.shape, 0.5, device=x.device),  # memory that is free again at once

@@ -22,10 +22,10 @@ def gradient(framework, seed):
     """Return a gradient, computed in whatever scope the process is in: none, or that of its parent, which keeps all."""
     lab = lab_of(framework)
     leaf = lab.tensor(floats(64, 64, seed=seed), requires_grad=True)
-    x = lab.mul(leaf, 1.0)
+    x = leaf * 1.0
     for _ in range(4):
-        x = lab.tanh(lab.mul(x, x))
-    lab.backward(lab.sum(x))
+        x = (x * x).tanh()
+    lab.backward(x.sum())
     return lab.gradient(leaf)
 
 
@@ -63,7 +63,7 @@ def main(framework, method, directory):
         leaf = lab.tensor(floats(64, 64), requires_grad=True)
         with ts.stash(policy, framework=framework, min_bytes=0):
             gradient(framework, 0)
-            loss = lab.sum(lab.tanh(lab.tanh(leaf)))
+            loss = leaf.tanh().tanh().sum()
             got = loaded(framework, method)
         assert all(map(np.array_equal, got, plain))
         assert len(got) == LENGTH

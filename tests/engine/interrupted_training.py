@@ -61,11 +61,11 @@ def step(lab: Lab, leaf: Any, stash: ts.Stash | None) -> Array:
     own = lab.tensor(leaf, requires_grad=True)
 
     def forward() -> Any:
-        x = lab.mul(own, 1.0)
+        x = own * 1.0
         for _ in range(4):
-            x = lab.tanh(x)
-            x = lab.mul(x, lab.tanh(x))
-        return lab.sum(x)
+            x = x.tanh()
+            x = x * x.tanh()
+        return x.sum()
 
     if stash is None:
         loss = forward()

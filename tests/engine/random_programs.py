@@ -79,7 +79,7 @@ class Program:
 
 
 OPERATIONS = (
-    "tanh", "relu", "softmax", "mul", "square", "gram", "transpose", "rows", "columns", "reshape", "concat", "split",
+    "tanh", "relu", "softmax", "mul", "square", "gram", "transpose", "rows", "columns", "reshape", "split",
     "gather", "expand", "owned", "owned columns",
 )  # fmt: skip
 
@@ -167,8 +167,8 @@ class Forward:
         self._owned = Owned(lab, program.dtype, replaces=replaces)
         self.held: dict[int, Any] = {} if held is None else held
         self.leaf = lab.tensor(floats(*program.shape, dtype=program.dtype), requires_grad=True)
-        values = {0: (lab.mul(self.leaf, 1.0), program.shape)}
-        self.loss = lab.sum(lab.tanh(values[0][0]))
+        values = {0: (self.leaf * 1.0, program.shape)}
+        self.loss = values[0][0].tanh().sum()
         for number, step in enumerate(program.steps):
             self._hold(values, number)
             self._rewrite(lambda at, number=number: at == number)
@@ -176,7 +176,7 @@ class Forward:
             made = values[number + 1] = _apply(lab, step, *operands, self._owned)
             del operands
             self._edit(number, made[0])
-            self.loss = self.loss + lab.sum(lab.tanh(made[0]))
+            self.loss = self.loss + made[0].tanh().sum()
             del made
         self._hold(values, len(program.steps))
 
@@ -223,40 +223,37 @@ def _apply(lab: Lab, step: Step, left: Any, right: Any, owned: Owned) -> tuple[A
     (x, (rows, columns)), (y, other) = left, right
     match step.operation:
         case "tanh":
-            return lab.tanh(x), (rows, columns)
+            return x.tanh(), (rows, columns)
         case "relu":
             return lab.relu(x), (rows, columns)
         case "softmax":
-            return lab.softmax(x, 1), (rows, columns)
+            return x.softmax(1), (rows, columns)
         case "mul" if other == (rows, columns):
-            return lab.mul(x, y), (rows, columns)
+            return x * y, (rows, columns)
         case "mul" | "square":
-            return lab.mul(x, x), (rows, columns)
+            return x * x, (rows, columns)
         case "gram":
-            return lab.matmul(x, lab.transpose(x)), (rows, rows)
+            return x @ x.T, (rows, rows)
         case "transpose":
-            return lab.transpose(x), (columns, rows)
+            return x.T, (columns, rows)
         case "rows":
             start = step.right % rows
-            return lab.rows(x, start, rows), (rows - start, columns)
+            return x[start:rows], (rows - start, columns)
         case "columns":
             stop = step.right % columns + 1
-            return lab.columns(x, 0, stop), (rows, stop)
+            return x[:, :stop], (rows, stop)
         case "reshape":
-            return lab.reshape(x, (columns, rows)), (columns, rows)
-        case "concat" if rows <= 6:
-            return lab.concat([x, x], 0), (2 * rows, columns)
+            return x.reshape(columns, rows), (columns, rows)
         case "split" if columns % 2 == 0:
-            first, second = lab.split(x, columns // 2, 1)
-            return lab.mul(first, second), (rows, columns // 2)
+            return x[:, : columns // 2] * x[:, columns // 2 :], (rows, columns // 2)
         case "gather":
             chosen = np.array([step.right % rows, 0, step.right % rows])
-            return lab.gather(x, lab.tensor(chosen)), (3, columns)
+            return x[lab.tensor(chosen)], (3, columns)
         case "owned":
-            return lab.mul(x, owned.buffer(step.right, (rows, columns))), (rows, columns)
+            return x * owned.buffer(step.right, (rows, columns)), (rows, columns)
         case "owned columns":
-            part = lab.columns(owned.buffer(step.right, (rows, columns + 1)), 1, columns + 1)
-            return lab.mul(x, part), (rows, columns)
+            part = owned.buffer(step.right, (rows, columns + 1))[:, 1 : columns + 1]
+            return x * part, (rows, columns)
         case "expand" if rows == 1:
-            return lab.mul(lab.expand(x, (4, columns)), 0.5), (4, columns)
-    return lab.mul(x, 0.5), (rows, columns)
+            return x.expand(4, columns) * 0.5, (4, columns)
+    return x * 0.5, (rows, columns)

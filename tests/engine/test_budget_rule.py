@@ -77,8 +77,8 @@ def train(lab: Lab, stash: ts.Stash | None, *, depth: int = 6, steps: int = 4, r
         with stash or nullcontext():
             out = leaf
             for _ in range(depth):
-                out = lab.tanh(lab.mul(lab.exp(lab.mul(out, 0.25)), 0.5))
-            loss = lab.sum(out)
+                out = ((out * 0.25).exp() * 0.5).tanh()
+            loss = out.sum()
         del out
         lab.backward(loss)
         found.append(lab.gradient(leaf).tobytes())

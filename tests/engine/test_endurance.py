@@ -45,13 +45,13 @@ def gradient(lab: Lab, rows: int, nested: bool, scope: Any = None) -> Array:
     """Return the gradient of a program with eight saved contents, or twice as many if it differentiates on the way."""
     leaf = lab.tensor(floats(rows, WIDTH), requires_grad=True)
     with scope or nullcontext():
-        x = lab.mul(leaf, 1.0)
+        x = leaf * 1.0
         for _ in range(8):
-            x = lab.tanh(x)
-        loss = lab.sum(lab.mul(x, x))
+            x = x.tanh()
+        loss = (x * x).sum()
         if nested:
             (slope,) = lab.grad(loss, [leaf], create_graph=True)
-            loss = lab.sum(lab.mul(slope, lab.tanh(slope)))
+            loss = (slope * slope.tanh()).sum()
     lab.backward(loss)
     return lab.gradient(leaf)
 
@@ -112,7 +112,7 @@ def test_a_backward_inside_a_backward_gets_on_while_a_reader_is_blocked_and_its_
 
     def chain(x):
         for _ in range(4):
-            x = lab.tanh(x)
+            x = x.tanh()
         return x
 
     inner_leaf, outer_leaf = (lab.tensor(floats(8, WIDTH, seed=seed), requires_grad=True) for seed in range(2))
@@ -130,14 +130,14 @@ def test_a_backward_inside_a_backward_gets_on_while_a_reader_is_blocked_and_its_
 
     store.board.plant("get", get, 1, times=1)
     with stash as session:
-        inner_loss = lab.sum(chain(inner_leaf))
+        inner_loss = chain(inner_leaf).sum()
         middle = chain(outer_leaf)
-        outer_loss = lab.sum(lab.tanh(lab.observe(middle, [], differentiate_inner)))
+        outer_loss = lab.observe(middle, [], differentiate_inner).tanh().sum()
     session.drain()
     lab.backward(outer_loss)
     plain_inner, plain_outer = (lab.tensor(floats(8, WIDTH, seed=seed), requires_grad=True) for seed in range(2))
-    lab.backward(lab.sum(chain(plain_inner)))
-    lab.backward(lab.sum(lab.tanh(chain(plain_outer))))
+    lab.backward(chain(plain_inner).sum())
+    lab.backward(chain(plain_outer).tanh().sum())
     assert np.array_equal(lab.gradient(inner_leaf), lab.gradient(plain_inner))
     assert np.array_equal(lab.gradient(outer_leaf), lab.gradient(plain_outer))
     assert ahead(session).peak <= nbytes
@@ -191,7 +191,7 @@ def test_what_only_goes_forward_is_not_remembered(framework, entries):
             with nullcontext() if entries == "one" else stash:
                 x = leaf
                 for _ in range(10):
-                    x = lab.tanh(lab.mul(x, x))
+                    x = (x * x).tanh()
 
     def known():
         stash.drain()

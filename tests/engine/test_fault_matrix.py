@@ -42,10 +42,10 @@ def step(lab: Lab, shape: tuple[int, int], stash: ts.Stash | None = None, timeou
     """
     leaf = lab.tensor(floats(*shape), requires_grad=True)
     with stash or nullcontext():
-        x = lab.mul(leaf, 1.0)
+        x = leaf * 1.0
         for _ in range(6):
-            x = lab.tanh(x)
-        loss = lab.sum(lab.mul(x, x))
+            x = x.tanh()
+        loss = (x * x).sum()
     if stash is not None:
         settle(stash)
         set_timeout(stash, timeout_s)

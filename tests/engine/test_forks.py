@@ -32,10 +32,10 @@ def graph(lab, stash, seed=0):
     leaf = lab.tensor(floats(64, 64, seed=seed), requires_grad=True)
 
     def forward():
-        x = lab.mul(leaf, 1.0)
+        x = leaf * 1.0
         for _ in range(4):
-            x = lab.tanh(lab.mul(x, x))
-        return lab.sum(x)
+            x = (x * x).tanh()
+        return x.sum()
 
     if stash is None:
         return leaf, forward()

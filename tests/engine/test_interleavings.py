@@ -299,7 +299,7 @@ def test_nothing_on_the_programs_thread_waits_for_the_device() -> None:
                 one = Session(policy, ReferenceBackend(), min_bytes=0, limits=limits)
                 leaf = ref.full(SHAPE, 0.5, device="sim:0", requires_grad=True)
                 with one.scope():
-                    loss = (leaf.tanh().swap_last() * 2.0).exp().tanh().sum()
+                    loss = (leaf.tanh().T * 2.0).exp().tanh().sum()
                 loss.backward()
                 kept.append(one)
         is_over = True

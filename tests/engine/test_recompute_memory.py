@@ -32,9 +32,9 @@ def main(framework: str) -> None:
     def forward(layers: int) -> Any:
         hidden = x
         for weight in weights[:layers]:
-            hidden = lab.tanh(lab.matmul(hidden, weight))
-            hidden = lab.mul(hidden, hidden)
-        return lab.sum(hidden)
+            hidden = (hidden @ weight).tanh()
+            hidden = hidden * hidden
+        return hidden.sum()
 
     def recomputed_bytes() -> int:
         return sum(done.bytes_in for done in stash.stats().recomputed.values())

@@ -42,7 +42,7 @@ def test_a_pickle_is_not_wrapped(framework):
 
 def countdown(framework, error=None):
     """Return a module that calls itself, and raises at the end if told so."""
-    lab, nn = framework.lab, framework.nn
+    nn = framework.nn
 
     class Countdown(framework.module):
         def __init__(self):
@@ -52,7 +52,7 @@ def countdown(framework, error=None):
         def forward(self, x, n=2):
             if n == 0 and error is not None:
                 raise error
-            return self(lab.tanh(self.linear(x)), n - 1) if n else x
+            return self(self.linear(x).tanh(), n - 1) if n else x
 
     return Countdown()
 

@@ -6,12 +6,12 @@ import pytest
 
 def views(lab, tensor):
     return [
-        lab.transpose(tensor),
-        lab.rows(tensor, 1, 4),
-        lab.columns(tensor, 1, 3),
-        lab.rows(lab.transpose(tensor), 0, 2),
-        lab.reshape(tensor, [16]),
-        lab.reshape(lab.reshape(tensor, [16]), [2, 8]),
+        tensor.T,
+        tensor[1:4],
+        tensor[:, 1:3],
+        tensor.T[:2],
+        tensor.reshape(16),
+        tensor.reshape(16).reshape(2, 8),
     ]
 
 
@@ -28,7 +28,7 @@ def reason(framework):
 
 def test_activations_plain_inputs_and_views_of_them_can_be_stashed(lab, reason):
     plain = lab.tensor(np.ones((4, 4), np.float32))
-    activation = lab.mul(lab.tensor(np.ones((4, 4), np.float32), requires_grad=True), 2.0)
+    activation = lab.tensor(np.ones((4, 4), np.float32), requires_grad=True) * 2.0
     for tensor in (plain, activation, *views(lab, plain), *views(lab, activation), activation.detach()):
         assert reason(tensor) is None
 
@@ -41,4 +41,4 @@ def test_parameters_and_their_views_are_kept(framework, lab, reason, trainable):
         silent = views(lab, weight)
     for view in (*views(lab, weight), *silent):
         assert reason(view) == "view of a parameter"
-    assert reason(lab.mul(weight, 1.0)) is None
+    assert reason(weight * 1.0) is None

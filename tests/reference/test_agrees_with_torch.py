@@ -15,7 +15,7 @@ Function = Callable[..., Any]
 
 
 def transposed(x: Any) -> Any:
-    return x.swap_last() if isinstance(x, Tensor) else x.mT
+    return x.T if isinstance(x, Tensor) else x.mT
 
 
 def squared(x: Any) -> Any:
@@ -45,7 +45,6 @@ CASES: dict[str, tuple[Function, *tuple[tuple[int, ...], ...]]] = {
     "expand": (lambda a: squared(a.expand(2, 3, 1)), (3, 1)),
     "reshape": (lambda a: squared(transposed(a).reshape(-1, 2)), (2, 2, 2)),
     "index": (lambda a: squared(a[1, :, None, ::2]) + a[-1, 0, 0], (2, 2, 3)),
-    "split": (lambda a: a.split(2, 1)[0] * a.split(2, 1)[1], (2, 4)),
     "softmax": (lambda a: a.softmax(-1), (2, 3)),
     "softmax over columns": (lambda a: a.softmax(0), (2, 3)),
     "in place": (in_place, (2, 3), (3,)),
@@ -57,12 +56,6 @@ SPELLED_TWICE: dict[str, tuple[Function, Function, *tuple[tuple[int, ...], ...]]
     "cast": (lambda a: squared(a.astype("float32").astype("float64")), lambda a: squared(a.float().double()), (3,)),
     "to": (lambda a: (a.to("sim:0") * a.to("sim:0")).to("cpu"), lambda a: a * a, (3,)),
     "sum_to": (lambda a: squared(a.sum_to(shape=(1, 3))), lambda a: squared(a.sum_to_size(1, 3)), (2, 2, 3)),
-    "concat": (
-        lambda a, b: squared(ops.concat([a, b, a], 1)),
-        lambda a, b: squared(torch.cat([a, b, a], 1)),
-        (2, 1),
-        (2, 2),
-    ),
     "rows": (lambda a: squared(a[tensor(ROWS)]), lambda a: squared(a[torch.tensor(ROWS)]), (3, 2)),
 }
 PAIRS = {**{name: (case[0], *case) for name, case in CASES.items()}, **SPELLED_TWICE}
@@ -124,7 +117,7 @@ def test_every_operation_with_a_formula_is_compared() -> None:
         got, _, first = evaluate(name)
         compared |= recorded_names([got[0], *first])
     differentiable = {x.__name__ for x in vars(ops).values() if isinstance(x, Primitive | ViewPrimitive) and x.formulas}
-    assert len(differentiable) > 20
+    assert len(differentiable) > 18
     assert differentiable - compared == {"restride"}, "only that has no gradient"
 
 

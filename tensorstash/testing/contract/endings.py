@@ -119,7 +119,7 @@ class NothingLeftBehind(Harness):
         outs = [model(lab.tensor(floats(5, 8))) for _ in range(2)]
         assert 0 < tap.puts < wrapped.stats().seen.tensors
         for out in outs:
-            lab.backward(lab.sum(out))
+            lab.backward(out.sum())
 
     def test_line10_no_file_is_left(self, lab: Lab, tmp_path: Path) -> None:
         for policy in (DiskSpill(tmp_path), Compress(min_ratio=1) | DiskSpill(tmp_path)):
@@ -132,7 +132,7 @@ class NothingLeftBehind(Harness):
             raise KeyboardInterrupt
 
     def _gradients(self, lab: Lab, model: Model) -> dict[str, Any]:
-        lab.backward(lab.sum(model(lab.tensor(floats(5, 8)))))
+        lab.backward(model(lab.tensor(floats(5, 8))).sum())
         return {str(n): lab.gradient(parameter) for n, parameter in enumerate(lab.parameters(model))}
 
     def _portrait(self, model: Model) -> dict[str, Any]:
@@ -236,7 +236,7 @@ class SaysWhenNothing(Harness):
         model.forward = lambda x: own(model, x)
 
         def train() -> None:
-            lab.backward(lab.sum(model(lab.tensor(floats(5, 8)))))
+            lab.backward(model(lab.tensor(floats(5, 8))).sum())
             wrapped.remove()
 
         said = self._said(train)
@@ -277,5 +277,5 @@ class SaysWhenNothing(Harness):
         for _ in range(STEPS):
             weight = lab.parameter(values)
             with stash:
-                loss = lab.sum(lab.exp(lab.tanh(lab.mul(weight, 1.0))))
+                loss = (weight * 1.0).tanh().exp().sum()
             lab.backward(loss)

@@ -19,7 +19,7 @@ from tensorstash.stores.memory import Memory
 from tensorstash.testing.contents import float_bits
 from tensorstash.testing.harness import Harness, settled
 from tensorstash.testing.lab import Lab, Layout, Tensor
-from tensorstash.testing.layouts import LAYOUTS, assert_same_arrays, assert_same_bits, floats, pattern
+from tensorstash.testing.layouts import assert_same_arrays, assert_same_bits, floats, pattern
 from tensorstash.testing.programs import (
     POLICIES,
     attention,
@@ -44,18 +44,20 @@ class SameTraining(Harness):
                     got = program(lab, scope=partial(enter, policy))
                     assert_same_arrays(got, expected, f"{program} under {name}")
 
-    def test_line01_gradients_of_strided_operands_are_bitwise(self, lab: Lab, layout: str) -> None:
+    def test_line01_gradients_of_strided_operands_are_bitwise(self, lab: Lab) -> None:
         for dtype in lab.float_dtypes:
-            gradients = []
+            gradients: list[dict[str, Array]] = []
             for policy in (None, StoreIn(Memory()), Compress(min_ratio=1)):
-                operand = LAYOUTS[layout].of(lab, dtype)
-                finite = float_bits(floats(*lab.layout(operand).shape).astype("float64"), dtype)
-                leaf = lab.tensor(finite, dtype, requires_grad=True)
+                operands = self._strided(lab, dtype)
+                shapes = {name: lab.layout(operand).shape for name, operand in operands.items()}
+                finite = {name: float_bits(floats(*shape).astype("float64"), dtype) for name, shape in shapes.items()}
+                leaves = {name: lab.tensor(bits, dtype, requires_grad=True) for name, bits in finite.items()}
                 with self.scope(policy):
-                    loss = lab.sum(lab.mul(operand, leaf))
-                lab.backward(loss)
-                gradients.append(lab.gradient(leaf))
-                assert_same_bits(gradients[-1], gradients[0], f"over a {layout} {dtype} operand under {policy!r}")
+                    losses = [(operands[name] * leaf).sum() for name, leaf in leaves.items()]
+                for loss in losses:
+                    lab.backward(loss)
+                gradients.append({name: lab.gradient(leaf) for name, leaf in leaves.items()})
+                assert_same_arrays(gradients[-1], gradients[0], f"over {dtype} operands under {policy!r}")
 
     def test_line01_what_is_made_again_is_bitwise_what_was_saved(self, lab: Lab, tmp_path: Path) -> None:
         expected = gated(lab)
@@ -111,7 +113,7 @@ class SameTraining(Harness):
         ones, others = (lab.tensor(np.ones_like(values), requires_grad=True) for _ in range(2))
         with self.stash(policy):
             # The second product saves the first, which shows who reads the factor.
-            loss = lab.sum(lab.mul(lab.mul(ones, lab.tensor(values)), others))
+            loss = (ones * lab.tensor(values) * others).sum()
         lab.backward(loss)
         return lab.gradient(ones)
 
@@ -119,15 +121,16 @@ class SameTraining(Harness):
 class SameTensor(Harness):
     """Contract line 2."""
 
-    def test_line02_backward_sees_the_saved_bits_and_layout(self, lab: Lab, layout: str, tmp_path: Path) -> None:
-        for policy in lossless_policies(tmp_path).values():
-            saved = [LAYOUTS[layout].of(lab, dtype) for dtype in lab.dtypes]
-            self._assert_observed_unchanged(saved, policy, lab)
+    def test_line02_backward_sees_the_saved_bits_and_layout(self, lab: Lab, tmp_path: Path) -> None:
+        saved = [tensor for dtype in lab.dtypes for tensor in self._strided(lab, dtype).values()]
+        for name, policy in lossless_policies(tmp_path).items():
+            is_whole = name in ("memory", "cpu_offload", "compress | disk")  # every layout in every dtype
+            self._assert_observed_unchanged(saved if is_whole else saved[::7], policy, lab)
 
     def test_line02_lazy_flags_survive(self, lab: Lab) -> None:
         values = floats(3, 4) + 1j * floats(3, 4, seed=1)
         for flags in [(), *((flag,) for flag in lab.flags), lab.flags]:
-            tensor = lab.transpose(lab.tensor(values.astype("complex64")))
+            tensor = lab.tensor(values.astype("complex64")).T
             for flag in flags:
                 tensor = lab.flagged(tensor, flag)
             assert lab.layout(tensor).flags == set(flags)
@@ -139,9 +142,9 @@ class SameTensor(Harness):
         for policy in (None, StoreIn(Memory())):
             leaf = lab.tensor(floats(4, 4), requires_grad=True)
             with self.scope(policy):
-                inner = lab.tanh(leaf)
+                inner = leaf.tanh()
                 plain = lab.tensor(floats(4, 4))
-                loss = lab.sum(lab.observe(inner, [leaf, inner, plain], lambda got: seen.append(self._flags(got))))
+                loss = lab.observe(inner, [leaf, inner, plain], lambda got: seen.append(self._flags(got))).sum()
             lab.backward(loss)
         assert seen[1] == seen[0], f"requires-grad of a leaf, a non-leaf and data is {seen[1]}, expected {seen[0]}"
 
@@ -162,7 +165,7 @@ class SameTensor(Harness):
     def test_line02_only_the_elements_of_a_view_are_stored(self, lab: Lab) -> None:
         buffer = lab.tensor(floats(1000))
         with self.scope(StoreIn(Memory())) as session:
-            handle = session.pack(lab.rows(buffer, 100, 110))
+            handle = session.pack(buffer[100:110])
         assert session.stats().live.nbytes == 40
         assert_same_bits(lab.bits(session.unpack(handle)), lab.bits(buffer)[100:110], "ten rows of a thousand")
 
@@ -178,13 +181,12 @@ class SameTensor(Harness):
 
         leaf = lab.tensor(floats(2), requires_grad=True)
         with self.scope(policy):
-            loss = lab.sum(lab.observe(leaf, saved, look))
+            loss = lab.observe(leaf, saved, look).sum()
         lab.backward(loss)
         assert len(observed) == len(expected), f"backward saw {len(observed)} of {len(expected)} tensors"
         for (bits, layout), (expected_bits, expected_layout) in zip(observed, expected, strict=True):
-            case = f"{expected_layout.dtype} under {policy!r}"
-            assert layout == expected_layout, f"{case}: got {layout}, expected {expected_layout}"
-            assert_same_bits(bits, expected_bits, case)
+            assert layout == expected_layout, f"under {policy!r}: got {layout}, expected {expected_layout}"
+            assert_same_bits(bits, expected_bits, f"{expected_layout} under {policy!r}")
 
 
 class AnyOrderAnyNumber(Harness):
@@ -192,7 +194,7 @@ class AnyOrderAnyNumber(Harness):
 
     def test_line03_handles_unpack_in_any_order_and_number_on_any_thread(self, lab: Lab) -> None:
         for policy in POLICIES:
-            tensors = [lab.transpose(lab.tensor(floats(3, n, seed=n))) for n in range(1, 13)]
+            tensors = [lab.tensor(floats(3, n, seed=n)).T for n in range(1, 13)]
             expected = [(lab.bits(tensor), lab.layout(tensor)) for tensor in tensors]
             with self.scope(policy) as session:
                 handles = [session.pack(tensor) for tensor in tensors]
@@ -224,7 +226,7 @@ class AnyOrderAnyNumber(Harness):
     def _cubes(self, lab: Lab, policy: Any, way: str) -> Any:
         leaf, inner = square(lab)
         with self.scope(policy):
-            loss = lab.sum(lab.mul(lab.mul(inner, inner), lab.tanh(inner)))
+            loss = (inner * inner * inner.tanh()).sum()
             if way == "inside of the scope":
                 lab.backward(loss)
         if way == "on another thread":
@@ -240,10 +242,10 @@ class AnyOrderAnyNumber(Harness):
 
         def differentiate(output: Tensor) -> Tensor:
             (first,) = lab.grad(output, [leaf], create_graph=True)
-            return lab.sum(lab.mul(first, first))
+            return (first * first).sum()
 
         with self.scope(policy):
-            output = lab.sum(lab.exp(lab.mul(lab.tanh(inner), inner)))
+            output = (inner.tanh() * inner).exp().sum()
             penalty = differentiate(output) if inside else None
         if not inside:
             penalty = differentiate(output)

@@ -74,15 +74,6 @@ class PaddleLab(Lab):
     def relu(self, tensor: Tensor) -> Tensor:
         return paddle.nn.functional.relu(tensor)
 
-    def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
-        return paddle.concat(list(tensors), axis)
-
-    def split(self, tensor: Tensor, size: int, axis: int) -> Sequence[Tensor]:
-        return paddle.split(tensor, tensor.shape[axis] // size, axis)
-
-    def gather(self, tensor: Tensor, rows: Tensor) -> Tensor:
-        return paddle.gather(tensor, rows)
-
     def observe(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> Tensor:
         return _Observe.apply(tensor, _Saved(saved), sink)  # type: ignore[no-untyped-call]
 

@@ -46,15 +46,6 @@ class ReferenceLab(Lab):
     def as_strided(self, tensor: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
         return tensor.as_strided(shape, strides, tensor.offset + offset * tensor.layout.itemsize)
 
-    def transpose(self, tensor: Tensor) -> Tensor:
-        return tensor.swap_last()
-
-    def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
-        return reference.ops.concat(tensors, axis)
-
-    def split(self, tensor: Tensor, size: int, axis: int) -> Sequence[Tensor]:
-        return tensor.split(size, axis)
-
     def observe(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> Tensor:
         return tensor.detach().clone().alias(_Observe(tensor, saved, sink))
 

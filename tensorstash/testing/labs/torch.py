@@ -73,13 +73,6 @@ class TorchLab(Lab):
     def flagged(self, tensor: Tensor, flag: str) -> Tensor:
         return tensor.conj() if flag == "conj" else torch._neg_view(tensor)
 
-    def concat(self, tensors: Sequence[Tensor], axis: int) -> Tensor:
-        return torch.cat(list(tensors), axis)
-
-    def split(self, tensor: Tensor, size: int, axis: int) -> Sequence[Tensor]:
-        parts: Sequence[Tensor] = torch.split(tensor, size, axis)
-        return parts
-
     def observe(self, tensor: Tensor, saved: Sequence[Tensor], sink: Sink) -> Tensor:
         observed: Tensor = _Observe.apply(tensor, sink, *saved)  # type: ignore[no-untyped-call]
         return observed
