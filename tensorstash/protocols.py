@@ -16,7 +16,11 @@ _STRICTNESS: tuple[Demand, ...] = ("any", "relative", "exact")
 
 
 def strictest(demands: Iterable[Demand]) -> Demand | None:
-    """Return the demand that satisfies all; None if there is none."""
+    """Return the demand that satisfies all; None if there is none.
+
+    >>> strictest(["any", "relative"]), strictest(["exact", "relative"]), strictest([])
+    ('relative', 'exact', None)
+    """
     return max(demands, key=_STRICTNESS.index, default=None)
 
 

@@ -1,4 +1,9 @@
-"""The ``Trainer`` of Lightning."""
+"""The ``Trainer`` of Lightning.
+
+One line::
+
+    trainer = lightning.Trainer(callbacks=[StashCallback("disk_spill")])
+"""
 
 from typing import Any
 

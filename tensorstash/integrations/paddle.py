@@ -1,4 +1,9 @@
-"""``paddle.Model``, the trainer that comes with PaddlePaddle."""
+"""``paddle.Model``, the trainer that comes with PaddlePaddle.
+
+One line::
+
+    model.fit(data, callbacks=[StashCallback("disk_spill")])
+"""
 
 from typing import Any
 

@@ -1,4 +1,9 @@
-"""The ``Trainer`` of PaddleFormers."""
+"""The ``Trainer`` of PaddleFormers.
+
+One line::
+
+    trainer = Trainer(model, args=args, train_dataset=data, callbacks=[StashCallback("recompute | disk_spill")])
+"""
 
 from typing import Any
 
@@ -15,7 +20,8 @@ __all__ = ["LogsStash", "StashCallback"]
 class StashCallback(StashesTrainer, TrainerCallback):
     """Trains under a policy: the model is wrapped when training begins, however the trainer has prepared it.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`; the log is that of
+    :class:`~tensorstash.integrations.trainer.StashesTrainer`.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -35,7 +35,12 @@ class StashesTrainer(StashesTraining):
 
 
 class LogsStash:
-    """Sends the numbers of a ``StashCallback`` to every reporter: ``class LoggedTrainer(LogsStash, Trainer): ...``."""
+    """Put in front of a trainer, sends the numbers of its ``StashCallback`` per step to every reporter.
+
+    ::
+
+        class LoggedTrainer(LogsStash, Trainer): ...
+    """
 
     callback_handler: Any
 

@@ -1,4 +1,9 @@
-"""The ``Trainer`` of Transformers, and all that derive from it: those of TRL, with PEFT's adapters or without."""
+"""The ``Trainer`` of Transformers, and all that derive from it: those of TRL, with PEFT's adapters or without.
+
+One line::
+
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[StashCallback("disk_spill")])
+"""
 
 from tensorstash.integrations.trainer import LogsStash, StashesTrainer
 from tensorstash.integrations.training import needs
@@ -12,5 +17,6 @@ __all__ = ["LogsStash", "StashCallback"]
 class StashCallback(StashesTrainer, TrainerCallback):
     """Trains under a policy: the model is wrapped when training begins, however the trainer has prepared it.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`; the log is that of
+    :class:`~tensorstash.integrations.trainer.StashesTrainer`.
     """

@@ -1,7 +1,7 @@
 """Settings come from files of three formats, from what libraries for configuration make, and from command lines."""
 
 import argparse
-import sys
+import builtins
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,14 @@ def test_a_mistake_in_a_file_is_told_with_its_place(name: str, text: str, messag
 
 
 def test_without_pyyaml_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "yaml", None)
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name == "yaml":
+            raise ImportError("No module named 'yaml'")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
     path = tmp_path / "s.yaml"
     path.write_text("policy: keep")
     with pytest.raises(MissingDependencyError, match="pip install pyyaml"):

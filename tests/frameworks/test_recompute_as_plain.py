@@ -51,19 +51,6 @@ def bias_changed_between_backwards(framework, around):
     return [*norm.parameters(), *last.parameters()]
 
 
-def embedding_that_renormalizes_used_twice(framework, around):
-    nn = framework.nn
-    table, norm, last = nn.Embedding(6, WIDTH, max_norm=1.0), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
-    rows = torch.arange(8) % 6
-    with around:
-        loss = last(norm(table(rows))).square().sum()
-        with torch.no_grad():
-            table.weight.mul_(3)
-        loss = loss + last(norm(table(rows.flip(0)))).sin().sum()
-    loss.backward()
-    return [*norm.parameters(), *last.parameters()]
-
-
 def cast_weight_changed_before_backward(framework, around):
     layer, inputs = framework.nn.Linear(WIDTH, WIDTH), framework.batch(requires_grad=True)
     with around, torch.autocast("cpu", torch.bfloat16):
@@ -94,7 +81,6 @@ PROGRAMS = {
     "torch": [
         *BOTH,
         bias_changed_between_backwards,
-        embedding_that_renormalizes_used_twice,
         cast_weight_changed_before_backward,
         weights_shared_with_other_processes,
     ],

@@ -74,11 +74,10 @@ def gelu_program(around):
     ("run", "why"),
     [
         (lambda x: F.gelu(x), "gelu: came out different"),
-        (lambda x: F.gelu(x, approximate="tanh") + torch.rand(()) * 0, "gelu: drew random numbers"),
         (lambda x: F.gelu(x, approximate="tanh").double(), "gelu: raised ValueError"),
         (lambda x: 1 / 0, "gelu: raised ZeroDivisionError"),
     ],
-    ids=["wrong attribute", "random", "wrong dtype", "raises"],
+    ids=["wrong attribute", "wrong dtype", "raises"],
 )
 def test_a_rule_with_a_fault_is_not_trusted(monkeypatch, run, why):
     expected = gelu_program(nullcontext())

@@ -7,7 +7,7 @@ to the node; where another reader gets one, all that was noted until then counts
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -16,7 +16,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 import paddle
 from paddle import Tensor
-from paddle.base import core
 from paddle.nn import functional as F  # noqa: N812
 
 from tensorstash.abilities import recipes
@@ -182,11 +181,6 @@ class Producers(recipes.Producers[Tensor]):
             view: Tensor = paddle.as_strided(whole, list(spec.shape), list(spec.strides), whole._offset() + spec.offset)
             return view
 
-    def are_equal(self, one: Tensor, other: Tensor, /) -> bool:
-        if one.dtype != other.dtype or one.shape != other.shape:
-            return False
-        return elements(one, spec_of(one)).tobytes() == elements(other, spec_of(other)).tobytes()
-
     def are_there(self, tensors: Sequence[Tensor], /) -> bool:
         return all(tensor._is_initialized() for tensor in tensors)
 
@@ -207,13 +201,6 @@ class Producers(recipes.Producers[Tensor]):
             return None
         with Unrecorded():
             return paddle.assign(tensor).detach()
-
-    def random_state(self, tensor: Tensor, /) -> "_RandomState":
-        state = core.default_cpu_generator().get_state()
-        return _RandomState(tuple(word for word in str(state).split() if not word.startswith("0x")), state)
-
-    def set_random_state(self, tensor: Tensor, state: "_RandomState", /) -> None:
-        core.default_cpu_generator().set_state(state.state)
 
     def _key(self, tensor: Tensor) -> Hashable:
         """Return the name of an output of the graph among notes; None for one that no recipe can ask for."""
@@ -264,11 +251,3 @@ class _Search(Search):
     def _noted(self, key: Hashable) -> int | None:
         handle = self._producers._notes.get(key)
         return None if handle is None else self.input(handle)
-
-
-@dataclass(frozen=True, slots=True)
-class _RandomState:
-    """A state of the host's generator, which Paddle compares by identity; its words are all but an address."""
-
-    words: tuple[str, ...]
-    state: Any = field(compare=False)

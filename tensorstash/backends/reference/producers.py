@@ -1,6 +1,5 @@
 """Producers of saved tensors of the reference engine, and their recipes."""
 
-import pickle
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -83,9 +82,6 @@ class Producers(recipes.Producers[Tensor]):
         with no_grad():
             return whole.as_strided(spec.shape, spec.strides, whole.offset + spec.offset).detach()
 
-    def are_equal(self, one: Tensor, other: Tensor, /) -> bool:
-        return one.dtype is other.dtype and one.host_bits().tobytes() == other.host_bits().tobytes()
-
     def sample(self, tensor: Tensor, /) -> Hashable:
         if tensor.device != "cpu":
             return None
@@ -96,12 +92,6 @@ class Producers(recipes.Producers[Tensor]):
 
     def copied(self, tensor: Tensor, most_bytes: int, /) -> Tensor | None:
         return None if tensor.nbytes > most_bytes else tensor.detach().clone()
-
-    def random_state(self, tensor: Tensor, /) -> Hashable:
-        return pickle.dumps(np.random.get_state())
-
-    def set_random_state(self, tensor: Tensor, state: Any, /) -> None:
-        np.random.set_state(pickle.loads(state))
 
 
 class _Search(Search):

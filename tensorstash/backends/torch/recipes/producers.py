@@ -2,16 +2,11 @@
 
 A node shows its saved tensors, and so the handles of its operands; operands that it has not saved are found as outputs
 of other nodes, for which a handle was noted or which are followed further. Nothing of the graph is held: a note lies in
-the node itself, and refers to its handle weakly.
-
-Attributes of nodes that are no part of PyTorch's documented interface are read here, by the rules beside this file, and
-in :mod:`tensorstash.backends.torch.readers`. Where a node has not the one that is wanted, there is no recipe.
+the node itself, and refers to its handle weakly. Where a node lacks an attribute that is wanted, there is no recipe.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
-from math import prod
 from typing import Any
 from weakref import ref
 
@@ -34,13 +29,7 @@ from tensorstash.backends.torch.recipes.rules import CAST, Rule
 from tensorstash.backends.torch.recipes.rules import rules as built_in
 from tensorstash.host.arrays import few_bytes
 from tensorstash.host.checksum import checksum_at
-from tensorstash.spec import ALIGNMENT, TensorSpec
-
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-_NO_PRODUCER = "made outside of the graph"
-
-_REMEMBERED = 4096
+from tensorstash.spec import ALIGNMENT, TensorSpec, memory_order
 
 _VIEW = "view"
 
@@ -92,7 +81,7 @@ class Producers:
         made = tensor if base is None else base
         node = made.grad_fn
         if node is None or not CAN_TELL:
-            return _NO_PRODUCER if node is None else "this version of PyTorch hides the saved tensors of nodes"
+            return self.lacks or "made outside of the graph"
         if not _is_whole(tensor, spec, base):
             return "part of a larger memory"
         return _Search(self._rules, ops, depth, self).recipe(node, made.output_nr, settings=_settings())
@@ -141,17 +130,12 @@ class Producers:
                 whole = whole.as_strided(spec.shape, spec.strides, start)
             return whole.detach()
 
-    def are_equal(self, one: Tensor, other: Tensor, /) -> bool:
-        with _unseen():
-            return one.dtype == other.dtype and torch.equal(_as_bits(one), _as_bits(other))
-
-    def are_there(self, tensors: Sequence[Tensor], /, *, may_be_shared: bool = False) -> bool:
+    def are_there(self, tensors: Sequence[Tensor], /) -> bool:
         """Whether the storage of each tensor has any bytes, or need not have, and no other process can write to it."""
         with DisableTorchFunction():
             for tensor in tensors:
-                if not tensor.untyped_storage().nbytes() and tensor.numel():
-                    return False
-                if not may_be_shared and tensor.is_cpu and tensor.untyped_storage().is_shared():
+                storage = tensor.untyped_storage()
+                if (not storage.nbytes() and tensor.numel()) or (tensor.is_cpu and storage.is_shared()):
                     return False
         return True
 
@@ -159,19 +143,17 @@ class Producers:
         if not tensor.is_cpu:
             return None
         with _unseen():
-            itemsize = tensor.itemsize
-            there = tensor.untyped_storage().nbytes() - int(tensor.storage_offset()) * itemsize
+            there = tensor.untyped_storage().nbytes() - int(tensor.storage_offset()) * tensor.itemsize
             nbytes = min(tensor.nbytes, there)  # less where it repeats itself; none where its memory was freed
-            return few_bytes(tensor.data_ptr(), nbytes, itemsize) if nbytes > 0 else None
+            return few_bytes(tensor.data_ptr(), nbytes, tensor.itemsize) if nbytes > 0 else None
 
     def digest(self, whole: Tensor, /) -> Any:
         """Return a checksum of one run of memory, which the strides only read in some order; a tensor on a device."""
         with _unseen():
             if not whole.is_cpu:
                 return device_digest(whole)
-            nbytes = whole.nbytes
             there = whole.untyped_storage().nbytes() - int(whole.storage_offset()) * whole.itemsize
-            return checksum_at(whole.data_ptr(), nbytes) if nbytes <= there else None  # somebody has freed it
+            return checksum_at(whole.data_ptr(), whole.nbytes) if whole.nbytes <= there else None  # somebody freed it
 
     def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
         if isinstance(one, Tensor) and isinstance(other, Tensor):
@@ -180,22 +162,11 @@ class Producers:
             raise refuse()
 
     def copied(self, tensor: Tensor, most_bytes: int, /) -> Tensor | None:
-        is_plain = type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided
-        if not is_plain or tensor.nbytes > most_bytes or not self.are_there((tensor,), may_be_shared=True):
+        if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided or tensor.nbytes > most_bytes:
             return None
         with _unseen():
-            return tensor.detach().clone()
-
-    def random_state(self, tensor: Tensor, /) -> Hashable:
-        with _unseen():
-            return tuple(state.numpy().tobytes() for state in _random_states(tensor.device))
-
-    def set_random_state(self, tensor: Tensor, state: Any, /) -> None:
-        with _unseen():
-            host, *there = (torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in state)
-            torch.set_rng_state(host)
-            for each in there:
-                torch.get_device_module(tensor.device).set_rng_state(each, tensor.device)
+            is_freed = tensor.numel() and not tensor.untyped_storage().nbytes()
+            return None if is_freed else tensor.detach().clone()
 
 
 class _Search(Search):
@@ -301,36 +272,15 @@ def _hidden() -> Iterator[None]:
         yield
 
 
-@lru_cache(_REMEMBERED)
-def _fills(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, nbytes: int) -> bool:
-    """Whether a tensor from the start of a memory of so many bytes on takes all of it."""
-    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return prod(shape) * itemsize == nbytes and (prod(shape) == last + 1 or 0 in shape)
-
-
 def _is_whole(tensor: Tensor, spec: TensorSpec, base: Tensor | None) -> bool:
     """Whether a tensor, or the base of a view, is all of its memory, and the tensor is read as it lies there."""
     made = tensor if base is None else base
     if made.storage_offset() or spec.conj or spec.neg or not (base is None or _is_plain(tensor, base)):
         return False
-    return _fills(made.shape, made.stride(), made.itemsize, tensor.untyped_storage().nbytes())
+    span = memory_order(made.shape, made.stride()).span
+    return bool(span * made.itemsize == made.nbytes == tensor.untyped_storage().nbytes())
 
 
 def _is_plain(view: Tensor, base: Tensor) -> bool:
     """Whether a view is of the dtype of its base, which has no lazy flags."""
     return view.dtype == base.dtype and not base.is_conj() and not base.is_neg()
-
-
-def _as_bits(tensor: Tensor) -> Tensor:
-    if tensor.dtype == torch.bool:
-        return tensor
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    return tensor.view(_BITS[tensor.itemsize])
-
-
-def _random_states(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    if device.type != "cpu":
-        states.append(torch.get_device_module(device).get_rng_state(device))
-    return states

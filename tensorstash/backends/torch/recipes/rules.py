@@ -190,7 +190,6 @@ def rules() -> dict[str, Rule]:
             lambda p, x, mask: x * mask * (1 / (1 - p)),
             attributes("p"),
         ),
-        Rule("embedding", "EmbeddingBackward0", saved("", "indices"), lambda weight, rows: F.embedding(rows, weight)),
         # Views are only ever a step on the way, and used whatever rules are asked for: their results share memory.
         *(_view(node, lambda shape, x: x.reshape(shape), _made_shape) for node in _RESHAPED.split()),
         _view("AliasBackward0", lambda x: x),
