@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from paddle_operators.cases import LAYOUTS, Case, every_case
+from paddle_operators.cases import LAYOUTS, every_case
 from paddle_operators.driving import outcomes, sampled
 from paddle_operators.lossy import cases_of_readers
 from paddle_operators.rows import ROWS
@@ -69,22 +69,8 @@ def test_gradients_under_lossy_policies_stay_within_the_stated_error():
 @pytest.mark.timeout(0)
 def test_no_other_kernel_than_those_of_guarded_operations_writes_into_what_it_unpacks():
     cases = sampled((case for case in every_case() if WHOLE or case.dtype == "float32"), 0)
-    known = [case for case in cases if case.row.startswith(WRITING) and case.layout == "contiguous"]
-    other = [case for case in cases if case not in known]
-    tried = [*outcomes("jobs.writers", known), *outcomes("jobs.writers", other, None if WHOLE else 3)]
+    cases.sort(key=lambda case: not (case.row.startswith(WRITING) and case.layout == "contiguous"))  # the known first
+    tried = outcomes("jobs.writers", cases, None if WHOLE else 4)
     wrote = {node for _, outcome in tried for node in outcome.get("wrote", ())}
     assert wrote == {"CrossEntropyWithSoftmaxGradNode"}
     assert wrote <= {"".join(word.capitalize() for word in name.split("_")) + "GradNode" for name in WRITERS}
-
-
-def test_the_search_finds_planted_faults_and_names_a_case_that_kills_its_process():
-    planted = {
-        Case("paddle.exp(x())", "contiguous", "float32"): "alive",
-        Case("paddle.exp(x())", "sliced", "float32"): {"died": "SIGSEGV"},
-        Case("paddle.square(x())", "contiguous", "float32"): None,
-        Case("paddle.square(x())", "transposed", "float32"): "other gradients",
-        Case("F.softmax_with_cross_entropy(x(5, 4), i(5, 1, high=4), return_softmax=True)", "contiguous", "float32"): (
-            "backward changed output 1"
-        ),
-    }
-    assert dict(outcomes("jobs.faulty", planted)) == planted

@@ -181,13 +181,15 @@ def test_a_saved_output_shares_the_memory_and_version_of_what_is_returned():
         loss.backward()
 
 
-def test_methods_that_were_replaced_before_are_called():
+def test_methods_that_were_replaced_before_are_called_and_a_process_may_end_inside_of_scopes():
     each = [f"apply {policy}, saved_tensor {policy}" for policy in (None, "keep", None)]
-    assert output_of(REPLACED_BEFORE) == ", ".join(each) + "\n"
+    assert output_of(IN_A_PROCESS_OF_ITS_OWN) == ", ".join(each) + "\n"
 
 
-REPLACED_BEFORE = """
+IN_A_PROCESS_OF_ITS_OWN = """
+import threading
 from contextlib import nullcontext
+import paddle
 from paddle.autograd import PyLayer, PyLayerContext
 
 called = []
@@ -211,25 +213,10 @@ from paddle_cases import layer, leaf
 for policy in (None, "keep", None):
     with ts.stash(policy, framework="paddle") if policy else nullcontext():
         layer(lambda x: (x * 2, [x]), lambda grad, x: grad * x * 2)(leaf([1.0])).backward()
+for enter in (lambda run: threading.Thread(target=run).start(), lambda run: run()):
+    enter(ts.saved_tensors_hooks(lambda tensor: tensor.numpy(), paddle.to_tensor, framework="paddle").__enter__)
+kept = paddle.exp(leaf([1.0]))
 print(*called, sep=", ")
-"""
-
-
-def test_a_process_may_end_inside_of_scopes_of_two_threads_with_a_graph_alive():
-    assert output_of(ENDS_INSIDE) == "done\n"
-
-
-ENDS_INSIDE = """
-import threading
-import paddle
-from tensorstash.backends.paddle.backend import PaddleBackend
-
-x = paddle.rand([5])
-x.stop_gradient = False
-threading.Thread(target=PaddleBackend().hooks(lambda tensor: tensor.numpy(), paddle.to_tensor).__enter__).start()
-PaddleBackend().hooks(lambda tensor: tensor.numpy(), paddle.to_tensor).__enter__()
-kept = paddle.exp(x)
-print("done")
 """
 
 

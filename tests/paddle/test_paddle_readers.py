@@ -16,26 +16,18 @@ from tensorstash.policies.plan import READ_EXACTLY
 
 READERS = {
     "paddle.max(x())": "MaxGradNode exact",
-    "paddle.amax(x())": "AmaxGradNode exact",
     "paddle.min(x(3, 4, 2), axis=1)": "MinGradNode exact",
-    "paddle.amin(x())": "AminGradNode exact",
-    "F.max_pool1d(x(2, 3, 8), kernel_size=2)": "Pool2dGradNode exact",
     "F.max_pool2d(x(2, 3, 8, 8), kernel_size=2)": "Pool2dGradNode exact",
     "F.max_pool2d(x(2, 3, 8, 8), kernel_size=2, return_mask=True)": "MaxPool2dWithIndexGradNode any",
-    "F.max_pool3d(x(1, 2, 4, 4, 4), kernel_size=2)": "Pool3dGradNode exact",
     "F.maxout(x(2, 6, 3, 3), groups=3)": "MaxoutGradNode exact",
     "geometric.segment_max(x(5, 4), labels(5, high=3))": "SegmentPoolGradNode exact",
     "paddle.sqrt(positive())": "SqrtGradNode relative",
     "Tensor.sqrt_(positive())": "SqrtGradNode relative",
     "paddle.log(positive())": "LogGradNode relative",
-    "paddle.pow(positive(), y=0.5)": "PowGradNode relative",
     "positive() ** 0.5": "PowGradNode relative",
     "x() / positive()": "DivideGradNode relative",
-    "1.5 / positive()": "DivideGradNode relative",
     "paddle.matmul(x(), x(4, 5))": "MatmulGradNode any",
     "x() @ x(4, 5)": "MatmulGradNode any",
-    "F.gelu(x())": "GeluGradNode any",
-    "F.linear(x(), x(4, 5), x(5))": "MatmulGradNode any",
     "F.conv2d(x(2, 4, 6, 6), x(4, 1, 3, 3), groups=4)": "DepthwiseConv2dGradNode any",
 }
 
@@ -89,7 +81,7 @@ def test_the_statistics_of_a_norm_need_more_than_its_input(backend, row):
         assert len(statistics) >= 2
 
 
-@pytest.mark.parametrize("name", ["max(", "amin", "max_pool2d", "maxout", "segment_max", "sqrt", "log", "x() /"])
+@pytest.mark.parametrize("name", ["max(", "min(", "max_pool2d", "maxout", "segment_max", "sqrt", "log", "x() /"])
 def test_quantization_leaves_alone_what_backward_compares_with_or_divides_by(name):
     def powers(one: Any, random: Any, dtype: str) -> Any:
         return one.values(random, dtype) ** (8 if one.kind == "x" else 1)

@@ -18,7 +18,6 @@ from test_paddle_architectures import MODELS, Loss, prepared
 import tensorstash as ts
 from tensorstash.backends.paddle.nodes import node_of
 from tensorstash.backends.paddle.recipes import READERS
-from tensorstash.errors import SavedTensorModifiedError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:When training, we now always track"),
@@ -195,7 +194,7 @@ def held(model, inputs, around):
     return after - before, left
 
 
-@pytest.mark.parametrize("name", ["swiglu", "gpt", "resnet18", "encoder"])
+@pytest.mark.parametrize("name", ["swiglu", "gpt", "resnet", "encoder"])
 def test_a_quarter_of_the_memory_is_gone(name, counting_only):
     """Print the figures with ``-rP``."""
     model, inputs, _ = prepared(BUILT[name])
@@ -220,30 +219,3 @@ def test_views_and_casts_that_are_not_saved_are_no_steps_of_a_recipe():
     assert run(around) == run(nullcontext())
     assert not around.stats().refused
     assert not around.stats().recomputed
-
-
-@pytest.mark.parametrize("ending", ["backward", "dropped", "error"])
-def test_nothing_lives_on(ending, counting_only):
-    layer = nn.Linear(64, 64)
-
-    def step():
-        layer.clear_gradients(set_to_zero=False)
-        with stash(ts.Recompute() | ts.Compress(min_ratio=1)) as session:
-            hidden = layer(paddle.ones([256, 64]))
-            loss = layer(F.relu(F.gelu(hidden) * hidden.exp())).sum()
-        del hidden
-        if ending == "backward":
-            loss.backward()
-        elif ending == "error":
-            with paddle.no_grad():
-                layer.weight.scale_(1.01)
-            with pytest.raises(SavedTensorModifiedError):
-                loss.backward()
-        del loss
-        return session
-
-    step()
-    before = allocated()
-    sessions = [step() for _ in range(3)]
-    assert allocated() - before < 256 * 64 * 4
-    assert not any(session.stats().live.tensors for session in sessions)

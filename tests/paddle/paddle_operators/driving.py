@@ -26,8 +26,8 @@ def outcomes(job: str, cases: Iterable[Case], seconds: float | None = None) -> I
 
     Args:
         job: a function from a case to what goes into JSON, by its dotted name in this package.
-        cases: which.
-        seconds: how long to go on after the first; for ever if left out.
+        cases: to run.
+        seconds: to go on after the first; without an end if left out.
     """
     wanted = list(cases)
     until = None

@@ -1,14 +1,11 @@
 """What can be asked of a case; each answer goes into JSON."""
 
 import os
-import signal
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
 import paddle
-from paddle.base import core
 
 import tensorstash as ts
 from tensorstash.backends.paddle.backend import PaddleBackend
@@ -145,23 +142,3 @@ def edges(case: Case) -> dict[str, list[str]]:
         _restore()
     saved = {kind for kind, _ in packed if kind in near}
     return {"saved": [*saved], "apart": [kind for kind, made in packed if kind in near and made not in near[kind]]}
-
-
-def faulty(case: Case) -> str | None:
-    """Do wrong: crash in one layout; save as Paddle's documentation does, which gets layouts wrong; save no copy."""
-    if case.row == "paddle.exp(x())":
-        if case.layout == "sliced":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        return "alive"
-    if case.row == "paddle.square(x())":
-        return difference(run(case), case, _unrepaired(lambda tensor: tensor.numpy(), paddle.to_tensor))
-    return difference(run(case), case, _unrepaired(lambda tensor: tensor, lambda tensor: tensor))
-
-
-@contextmanager
-def _unrepaired(pack: Any, unpack: Any) -> Iterator[None]:
-    core.eager.register_saved_tensors_hooks(pack, unpack)
-    try:
-        yield
-    finally:
-        core.eager.reset_saved_tensors_hooks()

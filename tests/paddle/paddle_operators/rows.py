@@ -20,15 +20,15 @@ Values = Any
 
 @dataclass(frozen=True)
 class Input:
-    """One tensor that an operator is given.
+    """One tensor that an operator is given, of uniform values.
 
     Args:
         kind: ``"x"`` differentiable, ``"c"`` a constant of the same type, ``"i"`` an int64, ``"b"`` a boolean.
         shape: in the ordinary case.
-        low: of the values; they are uniform.
+        low: of the values.
         high: of the values, itself not among them.
         made: makes the values of their like, so that a matrix is positive definite, or labels are sorted.
-        edges: of where the operator is defined, if that is more than what the values are drawn from.
+        edges: of the operator's domain, where that is larger.
     """
 
     kind: str
@@ -128,14 +128,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One operator with example inputs.
-
-    Args:
-        name: the operator's, or how an expression begins.
-        inputs: tensors, by position.
-        code: of the call, in which the inputs are items of ``given``.
-        dtypes: of the floating-point inputs, where the operator is meant for few.
-    """
+    """One operator with example inputs, which the code of the call has as items of ``given``."""
 
     name: str
     inputs: list[Input]
