@@ -242,8 +242,6 @@ class Place:
         Where a codec loses something, that is not a copy: whether a tensor was asked for before or after its bytes
         had left must not decide which gradients a program computes.
         """
-        if self.is_lossless:
-            return self.copy(source, spec, wanted)
         stored = self.twin.capture(source, spec)
         return self.copy(source, spec, wanted) if stored is None else self.twin.rebuild(self.twin.load(stored), wanted)
 
