@@ -143,11 +143,6 @@ def test_functional_gradients_under_hooks_are_refused_with_the_cure(nested):
     assert len(refused.value.__notes__) == 1
 
 
-class Inner(torch.nn.Module):
-    def forward(self, x):
-        return x * torch.func.grad(lambda y: y.sin().sum())(x)
-
-
 def test_without_hooks_there_is_nothing_to_take_off(framework, start):
     with ts.suspended(framework=framework):
         start.exp().sum().backward()
@@ -157,14 +152,6 @@ def test_without_hooks_there_is_nothing_to_take_off(framework, start):
 def test_a_framework_that_is_not_there_is_an_error():
     with pytest.raises(BackendError, match="several frameworks"):
         ts.suspended()
-
-
-def test_functional_gradients_in_a_wrapped_model_are_refused_with_the_cure():
-    model = Inner()
-    ts.wrap(model, "compress")
-    with pytest.raises(RuntimeError) as refused:
-        model(of_torch())
-    assert "tensorstash.suspended()" in refused.value.__notes__[0]
 
 
 def test_hooks_of_others_are_off_inside_and_disabled_ones_stay_disabled():

@@ -127,17 +127,6 @@ def test_an_error_and_a_result_keep_nothing_alive(monkeypatch):
         gc.enable()
 
 
-def test_all_idle_threads_end_with_their_owner(made):
-    workers, meeting = made(3), threading.Barrier(3, timeout=400)
-    for future in [workers.submit(meeting.wait) for _ in range(3)]:
-        future.result(60)
-    threads = list(made.threads())
-    del workers
-    for thread in threads:
-        thread.join(60)
-    assert [thread.is_alive() for thread in threads] == [False] * 3
-
-
 def test_where_no_thread_can_be_started_work_is_done_by_the_caller_until_one_can(made, monkeypatch):
     workers, main = made(2), threading.get_ident()
     monkeypatch.setattr(threading.Thread, "start", refuse)

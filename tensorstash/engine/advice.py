@@ -49,16 +49,10 @@ _CURES = {
 
 
 class Adviser:
-    """Judges a session, and says each thing once: as a warning, to the logger, in ``stats().advice``.
-
-    Args:
-        ledger: of the session.
-        limits: of the session.
-        only_keeps: whether that is all its policy does.
-    """
+    """Judges a session, and says each thing once: as a warning, to the logger, in ``stats().advice``."""
 
     def __init__(self, ledger: Ledger, limits: Limits, *, only_keeps: bool) -> None:
-        self._ledger = ledger
+        self.ledger = ledger
         self._line = user_line()
         self.said: list[str] = []
         self._limits, self._only_keeps = limits, only_keeps
@@ -78,11 +72,6 @@ class Adviser:
     def expect_gain(self) -> None:
         """Note that something is to leave its memory, or to shrink."""
         self._may_gain = True
-
-    @property
-    def stashed_bytes(self) -> int:
-        """Bytes that the session has stashed so far."""
-        return self._ledger.stashed_bytes
 
     def covered(self, inner: "Adviser", stashed_bytes: int) -> None:
         """Note that another scope was in force inside of this one, and the bytes that it stashed there."""
@@ -147,7 +136,7 @@ class Adviser:
 
     def step_ended(self) -> None:
         """Note the end of a step."""
-        stashed_bytes = self.stashed_bytes
+        stashed_bytes = self.ledger.stashed_bytes
         self.steps_ended += 1
         self._step_bytes = max(self._step_bytes, stashed_bytes - self._before)
         self._before = stashed_bytes

@@ -44,9 +44,9 @@ class Content:
     Args:
         place: where its bytes go, and how they come back.
         source: an alias of the saved tensor, part of no graph; or a private copy of it, with the same layout.
-        spec: the source's spec.
-        version: the saved tensor's in-place version when it was saved.
-        probe: the version probe of the saved tensor, if ``source`` is a private copy.
+        spec: of the source.
+        version: of the saved tensor when it was saved.
+        probe: its version probe, if ``source`` is a private copy.
         ahead: bytes that all contents together may hold loaded.
         readers: threads that load, and are given up after their timeout.
         token: names the memory of the source.

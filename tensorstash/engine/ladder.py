@@ -29,14 +29,7 @@ Fate = Literal["kept", "recomputed", "stored"]
 
 
 def budget_of(budget: object, path: str) -> BudgetSize | None:
-    """Return the budget that a user has passed.
-
-    Args:
-        budget: bytes, text with a unit, ``"auto"`` or None.
-        path: name of the value, for the message.
-
-    Raises:
-        ConfigError: it is none of these.
+    """Return the budget that a user has passed: bytes, text with a unit, ``"auto"`` or None.
 
     >>> budget_of("6 GiB", "stash.budget")
     6442450944
@@ -63,7 +56,7 @@ class Record:
         nbytes: bytes that leave with the tensor; 0 for a second save of the same bytes.
         memory: position of the first record in the same memory, or of this one.
         fate: where the plan puts it; None where no plan knows the step.
-        is_remakable: whether there is a recipe for the tensor.
+        is_remakable: whether there is a recipe for it.
         is_storable: whether the policy has a store for it.
         left_bytes: of its payload, in the memory that the budget is of.
         has_news: whether a plan that was made of it is out of date.
@@ -94,12 +87,6 @@ def planned(records: Sequence[Record], limit_bytes: int) -> list[Record]:
 
     Recipes come before stores, over the whole step; within a tier the oldest leave first, as backward needs them last.
     Tensors in one memory leave together, or their memory would stay.
-
-    >>> step = [Record("x", 10, place) for place in range(3)]
-    >>> for record in step:
-    ...     record.was_stored()
-    >>> [record.fate for record in planned(step, 15)]
-    ['stored', 'stored', 'kept']
     """
     groups: defaultdict[int, list[Record]] = defaultdict(list)
     for record in records:
@@ -148,12 +135,7 @@ class Ladder:
     The i-th save of a step has the fate that the plan of an equal step gives it. A step is known by the kinds that it
     has saved so far; where it differs from the last that began so, there is no fate, and tensors leave by age.
 
-    Args:
-        budget: how many bytes of saved tensors may stay.
-        backend: tells how much memory of a device is free.
-        ledger: counts payloads, which count towards the limit where they take the same memory.
-        in_flight: bytes on their way into their places, which do, too.
-        ahead: bytes that are read back, which do, too.
+    Payloads in the same memory count towards the limit, and so do bytes in flight and bytes that are read back.
     """
 
     def __init__(

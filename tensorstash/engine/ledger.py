@@ -23,39 +23,27 @@ _numbers: Callable[[], Numbers] = partial(list, (0, 0, 0, 0.0, 0, 0.0))
 
 
 class Ledger:
-    """The counters of one session. Thread-safe.
+    """The counters of one session, each with the name of its part of :class:`Stats`. Thread-safe.
 
-    Counters of every tensor take no lock: it is the step of a counter that no thread can disturb. Payloads are
-    counted for as long as the object lives that :meth:`stored` is told of, and leave a note when they go, by one
-    operation of C: neither an interrupt nor the garbage collector, which may run inside any other method, can come
-    between.
+    Counters of every tensor take no lock: it is the step of a counter that no thread can disturb. Payloads leave a note
+    when they go, by one operation of C: neither an interrupt nor the garbage collector, which may run inside any other
+    method, can come between.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.stashed, self.deduplicated, self.declined = _sizes(), _sizes(), _sizes()
         self.kept: defaultdict[str, Sizes] = defaultdict(_sizes)
-        """Tensors that were kept, by reason."""
-        self.stashed = _sizes()
-        """Tensors whose content went through the plan."""
         self.modules: defaultdict[str, Sizes] = defaultdict(_sizes)
-        """The same by module, for tensors of which that is known."""
-        self.deduplicated = _sizes()
-        """Tensors that share a payload."""
-        self.declined = _sizes()
-        """Stashed tensors that are kept after all, since their content does not shrink."""
         self.without_recipe: defaultdict[str, Sizes] = defaultdict(_sizes)
-        """Tensors that are not made again since there is no recipe, by reason."""
         self.refused: defaultdict[str, Sizes] = defaultdict(_sizes)
-        """Tensors that are not made again though there is a recipe, by rule and reason."""
         self._requests, self._forwardings = count(), count()
         self.unpacked = self._requests.__next__
         """Count one request for a tensor; the cheapest call that no thread can disturb."""
         self.forwarded = self._forwardings.__next__
         """Count a request that was answered with the source, before its bytes were captured."""
         self.waits: dict[str, str] = {}
-        """Devices whose copies make the program wait, and why."""
         self.saved_bytes = 0
-        """Bytes by which payloads so far were smaller than their tensors; all of a tensor's where one is elsewhere."""
         self.stages: defaultdict[str, Numbers] = defaultdict(_numbers)
         """Numbers of codecs and stores by name, to which :meth:`add` adds."""
         self.recipes: defaultdict[str, Numbers] = defaultdict(_numbers)
@@ -76,15 +64,9 @@ class Ledger:
         return _tally(self.stashed).nbytes
 
     def stored(self, tier: str, payloads: Sequence[tuple[object, int, TensorSpec]], seconds: float = 0.0) -> int:
-        """Count payloads that were put into ``tier``.
+        """Count payloads in a tier; return the bytes that they take in the memory that their tensors were in.
 
-        Args:
-            tier: where they are.
-            payloads: for each an object that lives as long as it exists, its bytes, and the spec of its tensor.
-            seconds: that it took.
-
-        Returns:
-            Bytes that they take in the memory that the tensors were in.
+        Each is an object that lives as long as the payload exists, its bytes, and the spec of its tensor.
         """
         all_left_bytes = 0
         with self.lock:

@@ -4,7 +4,6 @@ Kernels run where the tensor is while each codec has one; then the payload is tr
 back, and the other codecs and the store work on it there.
 """
 
-import errno
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -27,9 +26,6 @@ from tensorstash.stores.memory import Memory
 
 D = TypeVar("D")
 R = TypeVar("R")
-
-_PASSING = frozenset({errno.EINTR, errno.EAGAIN, errno.EIO})
-_MORE_ATTEMPTS = 2
 
 _SHORT_BYTES = 8 * 2**20
 """Up to here a quick codec takes about as long as to hand the work to a thread."""
@@ -246,8 +242,6 @@ class Place:
         Where a codec loses something, that is not a copy: whether a tensor was asked for before or after its bytes
         had left must not decide which gradients a program computes.
         """
-        if self.is_lossless:
-            return self.copy(source, spec, wanted)
         stored = self.twin.capture(source, spec)
         return self.copy(source, spec, wanted) if stored is None else self.twin.rebuild(self.twin.load(stored), wanted)
 
@@ -306,21 +300,10 @@ class Place:
         return data
 
     def _answer(self, question: Callable[[D], R], given: D) -> R:
-        """Return the answer of the store, which is asked again after an error that may pass; others are named."""
-        attempts = _MORE_ATTEMPTS
-        while True:
-            try:
-                return question(given)
-            except Exception as error:
-                if attempts and _may_pass(error):
-                    attempts -= 1
-                    continue
-                if isinstance(error, StashError):
-                    raise error.at(self.label) from error
-                raise StoreError(f"{self.label}: {type(error).__name__}: {error}") from error
-
-
-def _may_pass(error: BaseException) -> bool:
-    # In a frame of its own, which no error refers to.
-    cause = error if isinstance(error, OSError) else error.__cause__ if isinstance(error, StoreError) else None
-    return isinstance(cause, OSError) and cause.errno in _PASSING
+        """Return the answer of the store, whose errors name this place."""
+        try:
+            return question(given)
+        except StashError as error:
+            raise error.at(self.label) from error
+        except Exception as error:
+            raise StoreError(f"{self.label}: {type(error).__name__}: {error}") from error

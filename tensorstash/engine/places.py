@@ -1,7 +1,6 @@
 """The place of each kind of saved tensors under a policy: found once, and remembered."""
 
 from collections.abc import Hashable, Mapping
-from itertools import count
 from typing import Any
 
 from tensorstash.abilities import Backend
@@ -55,7 +54,6 @@ class Places:
         self.known = self._remembered.get
         """Returns the treatment of tensors of a kind; None if it is new."""
         self._numbers: dict[Plan, int] = {}
-        self._next_number = count()
         for plan in policy.alternatives():
             if not plan.rest.keeps:
                 self._store(plan.rest.store or Memory())
@@ -114,11 +112,7 @@ class Places:
             return SMALL
         if plan.codecs or config.tier != "memory" or spec.device != "cpu":
             self._adviser.expect_gain()
-        if len(self._numbers) >= _REMEMBERED:  # none is given twice: saved contents may know it
-            self._numbers.clear()
-        if plan not in self._numbers:
-            self._numbers[plan] = next(self._next_number)
-        store, number = self._store(config), self._numbers[plan]
+        store, number = self._store(config), self._numbers.setdefault(plan, len(self._numbers))
         place = Place(plan, spec, self._backend, store, self._ledger, self.transfers, number)
         if spec.device != "cpu" and place.transfers is None and place.tier != "device":
             streams = None if self.transfers is None else self.transfers.streams

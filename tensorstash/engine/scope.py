@@ -67,7 +67,7 @@ class Scope(Block, Generic[S]):
 
     def enter(self) -> S:
         """Install the hooks."""
-        self._around, self._stashed_before = _innermost.get(), self._adviser.stashed_bytes
+        self._around, self._stashed_before = _innermost.get(), self._adviser.ledger.stashed_bytes
         self._outside = self._thread.readers, self._thread.trail  # first: an interrupt sets them back
         self._thread.enters(self._inside)
         _innermost.set(self._adviser)
@@ -83,7 +83,7 @@ class Scope(Block, Generic[S]):
         finally:
             self._set_back()
         if self._around is not None:
-            self._around.covered(self._adviser, self._adviser.stashed_bytes - self._stashed_before)
+            self._around.covered(self._adviser, self._adviser.ledger.stashed_bytes - self._stashed_before)
         if error is None:
             self._ended()
 

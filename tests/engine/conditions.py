@@ -62,14 +62,7 @@ def budgeted(directory: str) -> list[StoreConfig]:
 
 @dataclass(frozen=True)
 class Conditions:
-    """A policy, and what decides when it is done.
-
-    Args:
-        policy: the name of one of :data:`POLICIES`.
-        limits: of the session.
-        budget: of the session, in bytes; None for none.
-        seed: of the delays, which may be none.
-    """
+    """The name of a policy, and what decides when it is done: limits, a budget in bytes, and the seed of delays."""
 
     policy: str
     limits: ts.Limits

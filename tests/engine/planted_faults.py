@@ -81,14 +81,7 @@ Opened = WeakKeyDictionary[MemoryStore | DiskStore, Any]
 
 @dataclass(frozen=True, eq=False)
 class Faulty:
-    """Opens the real store of a configuration over faulty system calls; its ``put`` and ``get`` take faults too.
-
-    Args:
-        inner: what to open.
-        board: where faults are planted.
-        opened: the stores; policies are remembered, stores not.
-        verifies: whether to leave the checksums to stores that have their own.
-    """
+    """Opens the real store of a configuration over faulty system calls; its ``put`` and ``get`` take faults too."""
 
     name: ClassVar[str] = "faulty"
     inner: StoreConfig
@@ -129,13 +122,7 @@ class Faulty:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a fault is planted.
-
-    Args:
-        store: what is opened; its board takes the fault.
-        directory: the last directory of the store.
-        session: the session under test; None before there is one.
-    """
+    """Where a fault is planted: the board of a store, its last directory, or the session under test."""
 
     store: Faulty
     directory: Path
@@ -248,21 +235,16 @@ def end_the_thread(call: Behaviour, *arguments: Any) -> Any:
 # Where it is planted
 
 
-def calls(name: str, behaviour: Behaviour, *, at: int = 1, times: int = sys.maxsize, prefix: str = "") -> Plant:
-    """Let calls misbehave.
+def calls(name: str, behaviour: Behaviour, *, at: int = 1, prefix: str = "") -> Plant:
+    """Let calls of a name misbehave from the ``at``-th on.
 
-    Args:
-        name: of the calls.
-        behaviour: what they do.
-        at: the first of them that does.
-        times: how many of them do.
-        prefix: of the names of the threads on which they do; calls on others wait until one of those has come.
+    With a ``prefix`` of names of threads, calls on others wait until one of those has come.
     """
 
     @contextmanager
     def plant(site: Site) -> Iterator[None]:
         board = site.store.board
-        board.plant(name, _only_on(prefix, behaviour) if prefix else behaviour, at, times)
+        board.plant(name, _only_on(prefix, behaviour) if prefix else behaviour, at)
         try:
             yield
             assert board.strikes, "the fault has never struck"
@@ -309,13 +291,9 @@ def used_up(*, at: int) -> Plant:
 
 
 def held(name: str, *, prefix: str = "", opens: bool = False, longest_s: float = 60.0) -> Plant:
-    """Hold calls back.
+    """Hold calls back until the fault is lifted, or for ``longest_s``, so that nothing hangs for ever.
 
-    Args:
-        name: of the calls.
-        prefix: of the names of the threads on which they are held, as in :func:`calls`.
-        opens: let them go as soon as the first has come, as a slow device does; else when the fault is lifted.
-        longest_s: let them go after this many seconds, so that nothing hangs for ever.
+    With ``opens`` they go on as soon as the first has come, as on a slow device.
     """
 
     @contextmanager

@@ -24,13 +24,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A write that bumps no version, into memory that the user owns.
+    """A write that bumps no version, into memory that the user owns, before step ``at`` or after the forward pass.
 
-    Args:
-        at: before the step of this number; after the forward pass, if there are fewer.
-        which: the buffer, or the value where values are rewritten; modulo the number of those that are held.
-        value: of every element from then on.
-        drops: whether the user lets go of the buffer then.
+    ``which`` is the buffer or the value, modulo the number of those that are held; the user may let go of it then.
     """
 
     at: int
@@ -41,12 +37,9 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Edit:
-    """A change in place of a value, between two steps, that no graph records.
+    """A change in place, that no graph records, of the value that step ``at`` has made.
 
-    Args:
-        at: after the step of this number, of the value that it has made; modulo the number of steps.
-        versioned: whether the framework counts it, as under ``no_grad``; else not, as through ``.data``.
-        value: that is added, or that every element has from then on.
+    The framework may count it, as under ``no_grad``, and ``value`` is added; or not, as where ``.data`` is overwritten.
     """
 
     at: int
@@ -107,11 +100,7 @@ def programs(*, modified: bool = False, rewrites: bool = False, edits: bool = Fa
 class Owned:
     """Buffers of the user: matrices that steps multiply with, made when they are first needed.
 
-    Args:
-        lab: of the framework.
-        dtype: of their elements.
-        replaces: whether a rewrite gives the user another buffer instead: what a program computes whose saved tensors
-            are all as they were when they were saved.
+    Where a rewrite ``replaces`` a buffer, all saved tensors stay as they were when they were saved.
     """
 
     def __init__(self, lab: Lab, dtype: str, *, replaces: bool) -> None:
@@ -119,7 +108,6 @@ class Owned:
         self._buffers: dict[tuple[int, Shape], Any] = {}
 
     def buffer(self, number: int, shape: Shape) -> Any:
-        """Return one of two buffers of a shape."""
         key = number % 2, shape
         if key not in self._buffers:
             values = floats(*shape, dtype=self._dtype, seed=key[0] + 1)
@@ -127,7 +115,6 @@ class Owned:
         return self._buffers[key]
 
     def rewrite(self, rewrite: Rewrite) -> None:
-        """Write into a buffer, or replace it."""
         if not self._buffers:
             return
         key = list(self._buffers)[rewrite.which % len(self._buffers)]
@@ -141,17 +128,9 @@ class Owned:
 
 
 class Forward:
-    """The forward pass of a program, and what its user holds by then.
+    """The forward pass of a program, and the values that its user holds by then, by their number.
 
-    Args:
-        replaces: as :class:`Owned`.
-        values_too: whether every other rewrite is one of a value that the program computed, and holds.
-        held: takes the values that the program holds.
-
-    Attributes:
-        leaf: what has a gradient.
-        loss: the sum of all values.
-        held: values by their number.
+    With ``values_too`` every other rewrite is one of a value that the program computed, and holds.
     """
 
     def __init__(

@@ -7,21 +7,14 @@ from tensorstash.reference.storage.streams import Stream
 
 
 class Shuffled:
-    """Any order of events, by chance.
-
-    Args:
-        seed: of the chance; the same seed gives the same order for the same program.
-        eagerness: probability that the device goes on working after a step that nobody waits for.
-    """
+    """Any order of events, by chance: ``eagerness`` is the probability of one more step that nobody waits for."""
 
     def __init__(self, seed: int, eagerness: float = 0.5) -> None:
         self._random = random.Random(seed)
         self._eagerness = eagerness
 
     def pauses(self) -> bool:
-        """By chance."""
         return self._random.random() >= self._eagerness
 
     def pick(self, streams: Sequence[Stream]) -> Stream:
-        """Any."""
         return self._random.choice(streams)

@@ -124,22 +124,13 @@ def test_the_end_of_a_process_is_the_end_of_a_trial():
     assert done.stderr.count("<string>:2: TensorStashWarning: a stash has ended without effect: nothing was seen") == 1
 
 
-def test_a_warning_points_at_the_line_that_made_the_session_whatever_library_runs():
+def test_a_warning_points_at_the_line_that_made_the_session_whatever_library_runs_and_reaches_the_logger(caplog):
     library = {}
     source = "def run(session):\n    for _ in range(3):\n        with session:\n            pass\n"
     exec(compile(source, "/env/lib/python3/site-packages/library.py", "exec"), library)
-    with heard() as said:
-        library["run"](stash())
-    assert {one.filename for one in said} == {__file__}
-
-
-def test_the_warning_points_at_the_line_of_the_user_and_reaches_the_logger(caplog):
-    session = stash()
     with heard() as said, caplog.at_level(logging.WARNING, "tensorstash"):
-        for _ in range(3):
-            with session:
-                pass
-    assert said[0].filename == __file__
+        library["run"](session := stash())
+    assert [one.filename for one in said] == [__file__]
     assert caplog.messages == [str(said[0].message)] == [session.stats().advice]
 
 

@@ -39,18 +39,6 @@ def test_a_request_that_is_not_served_in_time_takes_nothing():
     del lease
 
 
-def test_a_lease_that_is_lost_gives_its_bytes_back():
-    budget = ByteBudget(10)
-    lease = budget.try_acquire(10)
-    del lease
-    assert budget.used == 0
-    again = budget.try_acquire(10)
-    assert again is not None
-    again.release()
-    again.release()
-    assert budget.used == 0
-
-
 def test_a_lease_that_a_collected_cycle_held_gives_its_bytes_back():
     budget, cycle = ByteBudget(10), []
     cycle.append((cycle, budget.try_acquire(10)))

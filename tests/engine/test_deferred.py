@@ -1,7 +1,5 @@
 """What may happen between saving a tensor and capturing its bytes, with a worker that is held back on purpose."""
 
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -136,18 +134,3 @@ def test_a_failure_keeps_no_frame_and_no_memory_alive(no_gc):
             y.backward(retain_graph=retain_graph)
     del y, x
     assert ref.memory("sim:0").allocated_bytes == before
-
-
-def test_threads_end_with_their_session():
-    of_others = set(threading.enumerate())
-    stash = behind(Gated(), in_flight="1MiB")
-    with stash as session:
-        (leaf() * 1.0).exp()
-    session.drain()
-    started = [thread for thread in threading.enumerate() if thread not in of_others]
-    writers = [thread for thread in started if thread.name.startswith("tensorstash-writer")]
-    assert writers
-    del stash, session
-    for thread in writers:
-        thread.join(60)
-        assert not thread.is_alive()

@@ -11,12 +11,11 @@ import tempfile
 import threading
 from contextlib import nullcontext
 from functools import cache
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fault_matrix import CELLS, FAULTS, LIMITS, SHAPE, STORES, Cell, exists
+from fault_matrix import CELLS, FAULTS, LIMITS, SHAPE, STORES, Cell
 from inside import ahead, in_flight, session_of, set_timeout, settle
 from planted_faults import Faulty, Site
 
@@ -25,21 +24,14 @@ from tensorstash.errors import StashError, StoreError
 from tensorstash.host.arrays import Array
 from tensorstash.testing.harness import reference_counting_only
 from tensorstash.testing.lab import Lab
-from tensorstash.testing.labs import BACKENDS, lab_of
+from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import floats
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the faults are those of POSIX")
 
 
 def step(lab: Lab, shape: tuple[int, int], stash: ts.Stash | None = None, timeout_s: float = 60) -> Array:
-    """Return the gradient of a program that saves six contents, the last of them twice.
-
-    Args:
-        lab: of the framework.
-        shape: of what is saved.
-        stash: what saves it.
-        timeout_s: of its backward.
-    """
+    """Return the gradient of a program that saves six contents, the last of them twice."""
     leaf = lab.tensor(floats(*shape), requires_grad=True)
     with stash or nullcontext():
         x = leaf * 1.0
@@ -146,13 +138,3 @@ def test_a_fault_ends_in_a_named_error_or_the_right_gradients_and_the_next_step_
         run(cell, first, last)
         assert descriptors() == before
         assert os.listdir(first) == os.listdir(last) == []
-
-
-def test_each_fault_meets_each_store_all_limits_and_each_backend():
-    met = {pair for cell in CELLS for pair in product([cell.fault], cell[1:])}
-    assert met == {
-        pair
-        for names in product(FAULTS, STORES, LIMITS, BACKENDS)
-        if exists(*names)
-        for pair in product(names[:1], names[1:])
-    }

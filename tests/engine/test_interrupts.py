@@ -18,7 +18,7 @@ from tests.processes import Program
 from tests.samples import IS_LONG
 
 HERE = Path(__file__).parent
-INTERRUPTS = int(os.environ.get("TENSORSTASH_INTERRUPTS", "12"))
+INTERRUPTS = int(os.environ.get("TENSORSTASH_INTERRUPTS", "8"))
 PROGRAMS = [("torch", "memory"), ("torch", "compressed disk"), ("torch", "disk, shared records"), ("paddle", "disk")]
 PROGRAMS += [("paddle", "quantize")]
 if IS_LONG:

@@ -1,7 +1,6 @@
 """One content and all who ask for it: what is the same, what is handed out, what is given back after a failure."""
 
 import ctypes
-import errno
 
 import numpy as np
 import paddle
@@ -147,21 +146,6 @@ def test_what_stays_on_its_device_is_not_held_for_who_asks_next(monkeypatch):
     handles[0]()
     assert ahead(stash).used == 0
     assert np.allclose(handles[1]().to("cpu").numpy(), VALUES, atol=0.01)
-
-
-@pytest.mark.parametrize(("number", "attempts"), [(errno.EIO, 3), (errno.EINTR, 3), (errno.ENOSPC, 1)])
-def test_only_what_may_pass_is_tried_again(number, attempts, monkeypatch):
-    gate = Gated()
-    stash, tensor, tried = behind(gate, in_flight=0), made(), []
-
-    def fail(data):
-        tried.append(data.nbytes)
-        raise OSError(number, "planted")
-
-    monkeypatch.setattr(gate.opened[0], "put", fail)
-    with pytest.raises(StoreError, match="planted"), stash:
-        session_of(stash).pack(tensor)()
-    assert tried == [VALUES.nbytes] * attempts
 
 
 def test_no_more_kinds_of_tensors_are_remembered_than_a_few(monkeypatch):

@@ -13,7 +13,7 @@ from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import floats
 from tests.processes import output_of
 
-ROWS, WIDTH, LAYERS = 512, 1024, 16
+ROWS, WIDTH, LAYERS = 4096, 128, 16
 
 
 def resident() -> int:
@@ -26,12 +26,12 @@ def main(framework: str) -> None:
     """Print the bytes that a forward leaves resident, the same under the policy, and what the policy says."""
     ts.allocator.return_freed_memory()
     lab, stash = lab_of(framework), ts.stash(ts.Recompute(), framework=framework)
-    weights = [lab.parameter(floats(WIDTH, WIDTH, seed=layer) / WIDTH**0.5) for layer in range(LAYERS)]
+    weight = lab.parameter(floats(WIDTH, WIDTH) / WIDTH**0.5)
     x = lab.tensor(floats(ROWS, WIDTH))
 
     def forward(layers: int) -> Any:
         hidden = x
-        for weight in weights[:layers]:
+        for _ in range(layers):
             hidden = (hidden @ weight).tanh()
             hidden = hidden * hidden
         return hidden.sum()

@@ -1,7 +1,6 @@
 """What shares a memory comes back in one, where none disturbs another: layouts, and parts of a split."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -123,18 +122,6 @@ def test_a_function_that_writes_into_what_it_gets_changes_nobody_elses(policy):
     torch.testing.assert_close(given, expected)
 
 
-def test_halves_of_a_complex_tensor_come_back_in_one_memory_with_their_flags():
-    x = torch.view_as_complex(table().view(-1, 2)).conj()
-    parts = x.real, x.imag
-    assert parts[1].is_neg()
-    unpack, handles = saved(parts)
-    back = [unpack(handle) for handle in handles]
-    for tensor, part in zip(back, parts, strict=True):
-        assert_same(tensor, part)
-        assert tensor.is_neg() == part.is_neg()
-    assert storage(back[0]) == storage(back[1])
-
-
 APART = {
     "unaligned": lambda x: x.view(-1)[3 : 3 + 39 * 24].view(39, 24).chunk(2, 1),
     "cropped": lambda x: [part[:, :7] for part in x.view(4, 10, 24).chunk(3, 2)][:2],
@@ -211,39 +198,6 @@ def test_the_memory_goes_with_the_last_part(no_gc):
     assert span.memory() is not None
     del again
     assert span.memory() is None
-
-
-def test_where_memory_runs_out_the_next_request_finds_all_as_it_was(monkeypatch):
-    x = table()
-    unpack, handles = saved(x.chunk(3, 1))
-    one = unpack(handles[0])
-
-    def no_memory(*arguments):
-        raise MemoryError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shared_span, "aligned_empty", no_memory)
-        with pytest.raises(MemoryError):
-            unpack(handles[0])
-    other, again = unpack(handles[1]), unpack(handles[0])
-    assert storage(one) == storage(other) != storage(again)
-    assert_same(again, x.chunk(3, 1)[0])
-
-
-def test_parts_that_several_threads_ask_for_at_once():
-    parts = torch.randn(256, 96).chunk(8, 1)
-    unpack, handles = saved(parts)
-    start = threading.Barrier(len(parts))
-
-    def ask(handle, part):
-        for _ in range(50):
-            start.wait(60)
-            tensor = unpack(handle)
-            assert torch.equal(tensor, part)
-            tensor.zero_()
-
-    with ThreadPoolExecutor(len(parts)) as pool:
-        list(pool.map(ask, handles, parts))
 
 
 def test_a_memory_is_not_begun_while_another_is(monkeypatch):
