@@ -179,13 +179,7 @@ class MemoryOrder:
     span: int
     lead: int = 0
     block: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)
-    """(size, stride) pairs of the set of elements, equal for transposes, reversed views and reshapes: one payload.
-
-    >>> memory_order((2, 3, 4), (12, 4, 1)).block == memory_order((4, 6), (-1, 4)).block == ((24, 1),)
-    True
-    >>> memory_order((2, 3), (8, 1)).block
-    ((2, 8), (3, 1))
-    """
+    """(size, stride) pairs of the set of elements, equal for transposes, reversed views and reshapes: one payload."""
     is_dense: bool = field(init=False, compare=False, repr=False)
     """Whether there are no gaps, so that the elements are one run of memory."""
 
