@@ -20,13 +20,9 @@ DTypeKind = Literal["bool", "int", "uint", "float", "complex", "bits"]
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One element type.
+    """One element type, by the name that every framework agrees on; ``carrier`` is the NumPy dtype of its bits.
 
-    Args:
-        name: the name every framework agrees on, such as ``"bfloat16"``.
-        itemsize: bytes of one element.
-        kind: meaning of arithmetic on it; ``"bits"`` is only ever moved.
-        carrier: the NumPy dtype that holds its bits on the host.
+    The kind is the meaning of arithmetic on it; ``"bits"`` are only ever moved.
     """
 
     name: str
@@ -147,11 +143,7 @@ def opaque_bytes(spec: TensorSpec) -> TensorSpec:
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides, in elements, of a C-contiguous tensor.
-
-    >>> contiguous_strides((2, 3, 4))
-    (12, 4, 1)
-    """
+    """Return the strides, in elements, of a C-contiguous tensor."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):
