@@ -16,8 +16,8 @@ def save_on_cpu(pin_memory: bool = False, device_type: str = "cuda", *, framewor
     in-place check.
 
     Args:
-        pin_memory: accepted for compatibility; host memory is page-locked in any case.
-        device_type: accepted for compatibility; tensors on any accelerator are moved.
+        pin_memory: accepted, and no matter: host memory is page-locked in any case.
+        device_type: accepted, and no matter: tensors on any accelerator are moved.
         framework: as in :func:`stash`.
 
     >>> import tensorstash as ts, tensorstash.reference as ref

@@ -117,19 +117,28 @@ def _forward(model: Any, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> E
     backend = backend_of(model)
     if isinstance(backend, SupportsImagining) and backend.can_imagine(model):
         with backend.imagining(model, inputs, named) as (call, is_weight):
-            return _estimate(_saved(backend, model, call, is_weight), is_imagined=True)
+
+            def imagined(tensor: Any) -> TensorSpec | None:
+                shape, dtype, device = backend.outline(tensor)
+                return None if is_weight(tensor) else TensorSpec(shape, contiguous_strides(shape), 0, dtype, device)
+
+            return _estimate(_saved(backend, model, call, imagined), is_imagined=True)
+
+    def spec_of(tensor: Any) -> TensorSpec | None:
+        return backend.spec(tensor) if backend.keep_reason(tensor) is None else None
+
     shapes = [tuple(each.shape) for each in (*inputs, *named.values()) if backend.owns(each)]
     batch = {shape[0] for shape in shapes if shape}
     rows = int(batch.pop()) if len(batch) == 1 else 0
     if rows <= _SAMPLES[1]:
-        return _estimate(_saved(backend, model, partial(model, *inputs, **named)), is_imagined=False)
+        return _estimate(_saved(backend, model, partial(model, *inputs, **named), spec_of), is_imagined=False)
 
     def some(count: int) -> _Saved:
         def part(value: Any) -> Any:
             return value[:count] if backend.owns(value) and value.shape and value.shape[0] == rows else value
 
         parts = {name: part(value) for name, value in named.items()}
-        return _saved(backend, model, partial(model, *map(part, inputs), **parts))
+        return _saved(backend, model, partial(model, *map(part, inputs), **parts), spec_of)
 
     return _estimate(_extended(some(_SAMPLES[0]), some(_SAMPLES[1]), rows), is_imagined=False)
 
@@ -146,7 +155,7 @@ class _Memory:
 
 
 def _saved(
-    backend: Backend[Any], model: Any, call: Callable[[], Any], is_weight: Callable[[Any], bool] | None = None
+    backend: Backend[Any], model: Any, call: Callable[[], Any], spec_of: Callable[[Any], TensorSpec | None]
 ) -> _Saved:
     inside: list[str] = [""]
     memories: WeakValueDictionary[Any, _Memory] = WeakValueDictionary()
@@ -160,10 +169,9 @@ def _saved(
             inside.pop()
 
     def pack(tensor: Any) -> tuple[Any, _Memory | None]:
-        alias = backend.alias(tensor)  # the graph holding its own output would be a cycle
-        if is_weight(tensor) if is_weight is not None else backend.keep_reason(tensor) is not None:
+        alias, spec = backend.alias(tensor), spec_of(tensor)  # the graph holding its own output would be a cycle
+        if spec is None:
             return alias, None
-        spec = backend.spec(tensor) if is_weight is None else _outlined(backend, tensor)
         return alias, memories.setdefault((*backend.storage(tensor), spec.nbytes), _Memory(inside[-1], spec))
 
     with ExitStack() as undos:
@@ -174,12 +182,6 @@ def _saved(
         found = [(each.module, each.spec, each.spec.nbytes) for each in memories.values()]
     del output
     return found
-
-
-def _outlined(backend: Backend[Any], tensor: Any) -> TensorSpec:
-    assert isinstance(backend, SupportsImagining)
-    shape, dtype, device = backend.outline(tensor)
-    return TensorSpec(shape, contiguous_strides(shape), 0, dtype, device)
 
 
 def _extended(few: _Saved, more: _Saved, rows: int) -> _Saved:

@@ -14,15 +14,9 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_bytes(size: int | str, *, path: str) -> int:
-    """Return a number of bytes from an int or from text such as ``"40GiB"``.
+    """Return a number of bytes from an int or from text such as ``"40GiB"``; ``path`` names it in the message.
 
-    Args:
-        size: bytes, or a number with a unit (B, kB, MB, GB, TB; KiB, MiB, GiB, TiB, also written K, M, G, T; case
-            does not matter).
-        path: name of the value, for the message, such as ``"disk_spill.budget"``.
-
-    Raises:
-        ConfigError: neither, or negative.
+    Units are B, kB, MB, GB, TB; KiB, MiB, GiB, TiB, also written K, M, G, T; case does not matter.
 
     >>> parse_bytes("1.5 KiB", path="x"), parse_bytes("6G", path="x") == 6 * 2**30
     (1536, True)

@@ -20,13 +20,9 @@ DTypeKind = Literal["bool", "int", "uint", "float", "complex", "bits"]
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One element type.
+    """One element type, by the name that every framework agrees on; ``carrier`` is the NumPy dtype of its bits.
 
-    Args:
-        name: the name every framework agrees on, such as ``"bfloat16"``.
-        itemsize: bytes of one element.
-        kind: meaning of arithmetic on it; ``"bits"`` is only ever moved.
-        carrier: the NumPy dtype that holds its bits on the host.
+    The kind is the meaning of arithmetic on it; ``"bits"`` are only ever moved.
     """
 
     name: str
@@ -147,11 +143,7 @@ def opaque_bytes(spec: TensorSpec) -> TensorSpec:
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides, in elements, of a C-contiguous tensor.
-
-    >>> contiguous_strides((2, 3, 4))
-    (12, 4, 1)
-    """
+    """Return the strides, in elements, of a C-contiguous tensor."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):
@@ -179,13 +171,7 @@ class MemoryOrder:
     span: int
     lead: int = 0
     block: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)
-    """(size, stride) pairs of the set of elements, equal for transposes, reversed views and reshapes: one payload.
-
-    >>> memory_order((2, 3, 4), (12, 4, 1)).block == memory_order((4, 6), (-1, 4)).block == ((24, 1),)
-    True
-    >>> memory_order((2, 3), (8, 1)).block
-    ((2, 8), (3, 1))
-    """
+    """(size, stride) pairs of the set of elements, equal for transposes, reversed views and reshapes: one payload."""
     is_dense: bool = field(init=False, compare=False, repr=False)
     """Whether there are no gaps, so that the elements are one run of memory."""
 

@@ -1,8 +1,4 @@
-"""The protocols of a backend, the adapter of a framework: the required one, and optional abilities.
-
-Kernels, layouts and streams of devices are objects that a backend gives, or None; knowledge of a framework's graph
-is asked for by its protocol.
-"""
+"""The protocols of a backend, the adapter of a framework: the required one, and optional abilities."""
 
 from tensorstash.abilities.backend import Backend
 from tensorstash.abilities.checkpoints import Region, SupportsCheckpoints

@@ -7,7 +7,7 @@ from os import PathLike, fspath
 from os.path import splitext
 from re import split
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tensorstash.config.text import BARE, Text, split_steps
 from tensorstash.config.writing import GROUPS
@@ -18,8 +18,6 @@ from tensorstash.policies.policy import require_policy
 from tensorstash.policies.route import AUTO, automatic
 from tensorstash.protocols import Codec
 from tensorstash.registry import did_you_mean, lookup, names
-
-T = TypeVar("T")
 
 _SINGULAR = {"policies": "policy", "codecs": "codec", "stores": "store", "selectors": "selector"}
 _SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
@@ -39,13 +37,6 @@ def policy_of(policy: object, caller: str) -> HookPolicy:
     if isinstance(policy, str | PathLike):
         return read_policy(fspath(policy), f"{caller}.policy")
     return require_policy(policy, path=caller)
-
-
-def read_fields(cls: type[T], value: object, path: str) -> T:
-    """Return the dataclass whose fields a mapping gives, but for those that have a default."""
-    made = _read(value, cls, path)
-    assert isinstance(made, cls)
-    return made
 
 
 def _component(value: object, protocol: Any, path: str) -> object:
@@ -134,12 +125,13 @@ def _build(cls: type, data: Mapping[str, object], path: str) -> object:
     for field in known.values():
         if field.name not in data and field.default is MISSING and field.default_factory is MISSING:
             raise ConfigError(f"{path}.{field.name}: missing; expected {_in_words(hints[field.name])}")
-    arguments = {key: _read(value, hints[key], f"{path}.{key}") for key, value in data.items()}
+    arguments = {key: read_value(value, hints[key], f"{path}.{key}") for key, value in data.items()}
     with _place(path):
         return cls(**arguments)
 
 
-def _read(value: object, annotation: Any, path: str) -> object:
+def read_value(value: object, annotation: Any, path: str) -> Any:
+    """Return what plain data at a path, for messages, is as a value of an annotation."""
     origin, members = get_origin(annotation), get_args(annotation)
     if annotation in GROUPS:
         return _component(value, annotation, path)
@@ -152,7 +144,7 @@ def _read(value: object, annotation: Any, path: str) -> object:
         raise ConfigError(f"{path}: got {value!r}, expected {_in_words(annotation)}")
     if origin is tuple and members[1:] == (...,):
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            return tuple(_read(item, members[0], f"{path}[{place}]") for place, item in enumerate(value))
+            return tuple(read_value(item, members[0], f"{path}[{place}]") for place, item in enumerate(value))
     elif annotation in _SCALARS:
         converted = _scalar(value, annotation)
         if converted is not None:
@@ -171,10 +163,10 @@ def _read_union(value: object, annotation: Any, path: str) -> object:
     if value is None and len(some) < len(members):
         return None
     if len(some) == 1:
-        return _read(value, some[0], path)
+        return read_value(value, some[0], path)
     for member in sorted(some, key=lambda member: member is str):
         with suppress(ConfigError):
-            return _read(value, member, path)
+            return read_value(value, member, path)
     raise ConfigError(f"{path}: got {value!r}, expected {_in_words(annotation)}")
 
 

@@ -7,15 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from os.path import basename
 from typing import Any, BinaryIO, Required, TypedDict
 
-from tensorstash.config.reading import is_file_name, read_fields, read_policy
+from tensorstash.config.reading import is_file_name, read_policy, read_value
 from tensorstash.errors import ConfigError, MissingDependencyError, say
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy
 from tensorstash.registry import did_you_mean
 from tensorstash.sizes import parse_bytes
-
-SETTINGS = ("policy", "limits", "min_bytes")
-"""Keys of a settings file."""
 
 POLICY_VARIABLE = "TENSORSTASH_POLICY"
 """A policy as one line of text, or the path of a file with settings."""
@@ -65,13 +62,13 @@ def load_settings(source: str | os.PathLike[str] | BinaryIO) -> Settings:
     if not isinstance(data, Mapping):
         raise ConfigError(f"{place}: got {data!r}, expected a table with the key 'policy'")
     for key in data:
-        if key not in SETTINGS:
-            raise ConfigError(f"{place}: {key}: unknown key; {did_you_mean(key, SETTINGS)}")
+        if key not in Settings.__annotations__:
+            raise ConfigError(f"{place}: {key}: unknown key; {did_you_mean(key, Settings.__annotations__)}")
     if "policy" not in data:
         raise ConfigError(f"{place}: policy: missing; expected a table, or text such as 'quantize:bits=4 | compress'")
     settings = Settings(policy=read_policy(data["policy"], f"{place}: policy"))
     if "limits" in data:
-        settings["limits"] = read_fields(Limits, data["limits"], f"{place}: limits")
+        settings["limits"] = read_value(data["limits"], Limits, f"{place}: limits")
     if "min_bytes" in data:
         settings["min_bytes"] = parse_bytes(data["min_bytes"], path=f"{place}: min_bytes")
     return settings

@@ -53,7 +53,14 @@ def _table(component: Any, path: str) -> dict[str, Any]:
     table: dict[str, Any] = {}
     group = next((groups[0] for protocol, groups in GROUPS.items() if isinstance(component, protocol)), None)
     if group is not None:
-        table["name"] = _registered_name(group, component, path)
+        table["name"] = component.name
+        try:
+            registered = lookup(group, component.name)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {type(component).__qualname__} is not registered: {error}") from error
+        if registered is not type(component):
+            why = f"the name {component.name!r} of {group} stands for {registered!r}"
+            raise ConfigError(f"{path}: got {component!r}, but {why}")
     for field in fields(component):
         value = getattr(component, field.name)
         if value is None and field.default is not None:
@@ -61,17 +68,6 @@ def _table(component: Any, path: str) -> dict[str, Any]:
         if value is not None and field.init:
             table[field.name] = _plain(value, f"{path}.{field.name}")
     return table
-
-
-def _registered_name(group: str, component: Any, path: str) -> str:
-    name: str = component.name
-    try:
-        registered = lookup(group, name)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {type(component).__qualname__} is not registered: {error}") from error
-    if registered is not type(component):
-        raise ConfigError(f"{path}: got {component!r}, but the name {name!r} of {group} stands for {registered!r}")
-    return name
 
 
 def _plain(value: object, path: str) -> object:

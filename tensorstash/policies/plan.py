@@ -14,12 +14,7 @@ _TIERS = {"memory": 0, "disk": 1}
 
 @dataclass(frozen=True, slots=True)
 class Rebuilding:
-    """The saved tensors that are made again when backward needs them, instead of being stored.
-
-    Args:
-        ops: names of the rules to use; None for all.
-        depth: most operations one after the other.
-    """
+    """Makes tensors again by rules of these names, or all for None, with so many operations one after the other."""
 
     ops: frozenset[str] | None
     depth: int

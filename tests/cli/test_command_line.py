@@ -89,7 +89,7 @@ PROGRAM = """
 import sys
 print("before", "torch" in sys.modules)
 import torch
-layer = torch.nn.Linear(256, 256)
+layer = torch.nn.Linear(256, 512)
 loss = layer(torch.ones(256, 256)).tanh().square().mean()
 loss.backward()
 print(sys.argv[1:], __name__, sys.path[0], sys.flags.bytes_warning)
@@ -100,16 +100,15 @@ sys.exit(3)
 def test_a_script_that_nobody_edits_follows_a_policy(tmp_path: Path) -> None:
     script, settings, written = tmp_path / "train.py", tmp_path / "settings.toml", tmp_path / "stats.json"
     script.write_text(PROGRAM)
-    settings.write_text('policy = "compress"\nmin_bytes = "300KiB"\n')
-    program = (str(script), "--policy", "its own")
-    done = command("run", "--stats", str(written), *program, TENSORSTASH_POLICY="compress")
+    settings.write_text('policy = "compress:min_ratio=1"\nmin_bytes = "300KiB"\n')
+    options = ("--stats", str(written), "--policy", str(settings))
+    done = command("run", *options, str(script), "--policy", "its own", TENSORSTASH_POLICY="keep")
     assert done.returncode == 3, done.stderr
     assert done.stdout.splitlines() == ["before False", f"['--policy', 'its own'] __main__ {tmp_path} 1"]
-    assert json.loads(written.read_text())["stashed"]["tensors"] > 0
-    assert "tensorstash: torch: stashed " in done.stderr
-
-    smaller = command("--policy", str(settings), *program)
-    assert "torch: stashed 0 B" in smaller.stderr, smaller.stderr
+    assert "tensorstash: torch: stashed 512 KiB of " in done.stderr
+    stats = json.loads(written.read_text())
+    assert stats["stashed"]["tensors"] == 1, stats
+    assert any("min_bytes" in reason for reason in stats["kept"]), stats
 
 
 def test_a_budget_without_a_policy_takes_that_of_the_machine() -> None:

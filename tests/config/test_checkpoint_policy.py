@@ -18,28 +18,12 @@ class Block: ...
 class Head: ...
 
 
-def modules(*names):
-    kinds = {"list": ModuleList, "block": Block, "head": Head}
-    return {name: kinds[kind]() for name, kind in names}
-
-
-NESTED = modules(
-    ("", "head"),
-    ("h", "list"),
-    ("h.0", "block"),
-    ("h.0.mlp", "list"),
-    ("h.0.mlp.0", "block"),
-    ("h.0.mlp.0.up", "head"),
-    ("h.0.mlp.1", "block"),
-    ("h.0.mlp.1.up", "head"),
-    ("h.1", "block"),
-    ("h.1.mlp", "head"),
-    ("h.2", "block"),
-    ("h.2.mlp", "head"),
-    ("heads", "list"),
-    ("heads.0", "head"),
-    ("heads.1", "head"),
-)
+KINDS = {
+    ModuleList: ("h", "h.0.mlp", "heads"),
+    Block: ("h.0", "h.0.mlp.0", "h.0.mlp.1", "h.1", "h.2"),
+    Head: ("", "h.0.mlp.0.up", "h.0.mlp.1.up", "h.1.mlp", "h.2.mlp", "heads.0", "heads.1"),
+}
+NESTED = dict(sorted((name, kind()) for kind, names in KINDS.items() for name in names))
 
 
 @pytest.mark.parametrize("text", ["checkpoint", "checkpoint:every=2", "checkpoint:blocks=*.layers.*"])

@@ -22,7 +22,7 @@ def peak_of_device() -> int:
     return int(paddle.device.cuda.max_memory_allocated())
 
 
-def watch(before: Callable[[Iterator[bytes]], object], after: Callable[[], object]) -> None:
+def watch(before: Callable[[Iterator[bytes]], object], after: Callable[[], None]) -> None:
     """Have functions called around each step of every optimizer; the first gets the bytes of its gradients."""
     kinds = [paddle.optimizer.Optimizer]
     for kind in kinds:  # which grows
@@ -32,7 +32,7 @@ def watch(before: Callable[[Iterator[bytes]], object], after: Callable[[], objec
             kind.step = _watched(kind.step, before, after)
 
 
-def _watched(step: Any, before: Callable[[Iterator[bytes]], object], after: Callable[[], object]) -> Any:
+def _watched(step: Any, before: Callable[[Iterator[bytes]], object], after: Callable[[], None]) -> Any:
     @wraps(step)
     def watched(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(optimizer, "_tensorstash_is_stepping", False):  # a subclass calls the step of its base

@@ -36,17 +36,14 @@ def peak_of_device() -> int:
     return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else 0
 
 
-def watch(before: Callable[[Iterator[bytes]], object], after: Callable[[], object]) -> None:
+def watch(before: Callable[[Iterator[bytes]], object], after: Callable[[], None]) -> None:
     """Have functions called around each step of every optimizer; the first gets the bytes of its gradients."""
 
     def begin(optimizer: Any, *_: object) -> None:
         before(_gradients(optimizer))
 
-    def end(*_: object) -> None:
-        after()
-
     register_optimizer_step_pre_hook(begin)
-    register_optimizer_step_post_hook(end)
+    register_optimizer_step_post_hook(lambda *_: after())
 
 
 def _gradients(optimizer: Any) -> Iterator[bytes]:
