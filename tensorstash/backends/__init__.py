@@ -30,11 +30,7 @@ def backend_named(name: str) -> Backend[Any]:
 
 
 def backend_of(model: object) -> Backend[Any]:
-    """Return the backend of the framework that ``model`` (a module or a tensor) belongs to.
-
-    Raises:
-        BackendError: it belongs to none that is known.
-    """
+    """Return the backend of the framework that ``model`` (a module or a tensor) belongs to; raise without one."""
     for name in _loaded():
         backend = backend_named(name)
         if backend.owns(model):
@@ -48,14 +44,7 @@ def backend_of(model: object) -> Backend[Any]:
 
 
 def backend_chosen(framework: str | None) -> Backend[Any]:
-    """Return the backend of a framework, by default that of the one that the program has imported.
-
-    Args:
-        framework: its name; None for the default.
-
-    Raises:
-        BackendError: none is imported, or more than one.
-    """
+    """Return the backend of a framework, by default of the only one that the program has imported."""
     if framework is not None:
         return backend_named(framework)
     loaded = _loaded()

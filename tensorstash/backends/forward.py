@@ -25,9 +25,7 @@ def replace_method(model: object, scope: Scope, name: str = "forward") -> Undo:
     shares the attribute and would run the method of the original.
     """
     if not hasattr(model, "__dict__") or not callable(getattr(model, name, None)):
-        raise ConfigError(
-            f"got a {type(model).__qualname__}, expected a model: an object with attributes and a {name} method"
-        )
+        raise ConfigError(f"got a {type(model).__qualname__}, expected a model with attributes and a {name} method")
     return ScopedMethod(model, name, Replacement(scope)).put()
 
 
@@ -86,9 +84,7 @@ class ScopedMethod:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         model = self._alive()
         copied = memo.get(id(model))
-        if copied is None:
-            return vars(copy.deepcopy(model, memo))[self._name]
-        return self._copied_to(copied, memo)
+        return vars(copy.deepcopy(model, memo))[self._name] if copied is None else self._copied_to(copied, memo)
 
     def _copied_to(self, model: object, memo: dict[int, Any]) -> Self:
         twin = type(self)(model, self._name, self._replacement)
@@ -123,9 +119,7 @@ class ScopedMethod:
     def _alive(self) -> object:
         model = self._model()
         if model is None:
-            raise BackendError(
-                f"the {self._name} of a wrapped model was used after the model was gone; keep the model alive"
-            )
+            raise BackendError(f"the wrapped model whose {self._name} is used is gone; keep the model alive")
         return model
 
 

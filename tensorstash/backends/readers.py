@@ -10,7 +10,6 @@ of a group do not.
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import cast
 
 from tensorstash.protocols import Demand
@@ -18,12 +17,11 @@ from tensorstash.protocols import Demand
 
 @cache
 def listed(beside: str) -> Mapping[str, Demand]:
-    """Return the demand of each reader that was measured, such as ``"MmBackward0.self"``; others need the exact tensor.
+    """Return the demand of each measured reader, such as ``"MmBackward0.self"``, from the list beside a file.
 
-    Args:
-        beside: a file in the folder of the list.
+    Others need the exact tensor.
     """
     lines = Path(beside).with_name("readers.txt").read_text("utf-8").splitlines()
     rows = [line.split() for line in lines if line and not line.startswith("#")]
     saves = [(row[0], *save.split("=")) for row in rows for save in row[1:]]
-    return MappingProxyType({f"{operation}.{place}": cast(Demand, need) for operation, place, need in saves})
+    return {f"{operation}.{place}": cast(Demand, need) for operation, place, need in saves}

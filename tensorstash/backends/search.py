@@ -34,13 +34,9 @@ class NoRecipe(Exception):  # noqa: N818  (it is no error)
 class Search:
     """Follows a graph back from one tensor; a backend adds how its nodes are read.
 
-    Args:
-        rules: by the name of the node. Each has the ``name`` that :class:`~tensorstash.policies.recompute.Recompute`
-            knows it by, a function ``run`` that takes the settings, then the operands, and returns one output, and
-            tells by ``is_view`` whether that shares the memory of the operand, which costs nothing.
-        ops: names of the rules that may be used; None for all.
-        depth: most operations one after the other.
-        producers: those that search.
+    The rules go by the name of the node. Each has the ``name`` that :class:`~tensorstash.policies.recompute.Recompute`
+    knows it by, a function ``run`` that takes the settings, then the operands, and returns one output, and tells by
+    ``is_view`` whether that shares the memory of the operand, which costs nothing.
     """
 
     __slots__ = ("_depth", "_left", "_ops", "_producers", "_rules", "inputs", "own")
@@ -49,9 +45,7 @@ class Search:
     """Returns how an output of a node is made, and in how many operations; raises NoRecipe if it cannot be."""
 
     def __init__(self, rules: Mapping[str, Any], ops: frozenset[str] | None, depth: int, producers: Any = None) -> None:
-        self._rules, self._producers = rules, producers
-        self._ops = ops
-        self._depth = depth
+        self._rules, self._ops, self._depth, self._producers = rules, ops, depth, producers
         self._left = _STEPS
         self.inputs: list[Any] = []
         """The operations behind the numbers."""
@@ -59,11 +53,7 @@ class Search:
         """Numbers of those that the operations made themselves."""
 
     def rule(self, kind: str) -> Any:
-        """Return the rule for a node, which is followed now.
-
-        Raises:
-            NoRecipe: there is none, it must not be used, or too many nodes were followed already.
-        """
+        """Return the rule for a node, which is followed now; raise NoRecipe if there is none that may be used."""
         rule = self._rules.get(kind)
         if rule is None:
             raise NoRecipe(f"no rule for {kind}")
@@ -75,18 +65,8 @@ class Search:
         return rule
 
     def call(self, rule: Any, settings: tuple[Hashable, ...], operands: Sequence[tuple[Any, int]]) -> tuple[Call, int]:
-        """Return one operation and how many are run for it, its operands' among them.
-
-        Args:
-            rule: of the operation.
-            settings: as it takes them.
-            operands: with the number of operations behind each.
-
-        Raises:
-            NoRecipe: these are too many.
-        """
-        levels = 0
-        given = []
+        """Return one operation and how many are run for it, those behind its operands among them."""
+        levels, given = 0, []
         for operand, behind in operands:
             given.append(operand)
             if behind > levels:

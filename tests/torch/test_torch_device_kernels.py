@@ -34,8 +34,7 @@ from tensorstash.testing.labs.torch import TorchLab
 
 pytest.importorskip("triton", reason="Triton has no build for this system")
 
-from tensorstash.backends.torch import quantize as torch_triton
-from tensorstash.backends.torch.recipes import digest_kernel
+from tensorstash.backends.torch import triton_kernels as torch_triton
 
 LAB = TorchLab()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -237,7 +236,7 @@ def test_triton_kernels_compile_for_a_device_and_round_every_operation(
         ones = known | dict.fromkeys(groups, 1)  # Triton makes an argument of 1 a constant
         assert compiled(torch_triton._dequantize, {"target": pointers[dtype], "payload": "*u8"}, ones)
     words = {"words": "*i64", "total": "*i64", "count": "i32"}
-    assert "atom" in compiled(digest_kernel._add, words, {"MULTIPLIER": 2**32 + 15, "TILE": 4096})
+    assert "atom" in compiled(torch_triton._add, words, {"MULTIPLIER": 2**32 + 15, "SIZE": 4096})
 
 
 def compiled(function: Any, signature: dict[str, str], known: dict[str, Any]) -> str:

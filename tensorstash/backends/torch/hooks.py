@@ -57,10 +57,7 @@ class HookScope(Block):
     are indifferent to both; asking for them here would cost half as much as a pair of hooks that do nothing.
 
     Functions that are ``trusted`` may be marked themselves as never compiled; others get a call in between that is.
-
-    Raises:
-        RuntimeError: entered where ``torch.autograd.graph.disable_saved_tensors_hooks`` is in force; its message.
-        BackendError: left in another order, or on another thread, than entered. Hooks of others stay as they are.
+    Left in another order, or on another thread, than entered, it leaves the hooks of others as they are.
     """
 
     __slots__ = ("_is_left", "_pack", "_unpack")
@@ -117,12 +114,7 @@ class HookScope(Block):
 
 
 class Suspended(Block):
-    """Takes all hooks of this thread off, and puts them back.
-
-    Raises:
-        BackendError: left where hooks are in force that were entered inside, which are taken off; or on another thread,
-            which changes nothing.
-    """
+    """See :meth:`tensorstash.abilities.Backend.suspended`; leaving it on another thread changes nothing."""
 
     __slots__ = ("_taken", "_thread")
 

@@ -75,10 +75,10 @@ def _plainly(work: _Work) -> _Work:
 
 
 def _affine(codec: Affine, spec: TensorSpec) -> _Kernel | None:
-    from tensorstash.backends.torch import quantize
+    from tensorstash.backends.torch import triton_kernels
 
     groups, dtype = Groups.of(spec.shape, codec.group_size), getattr(torch, spec.dtype)
-    if not quantize.fits(groups, codec.bits, dtype):
+    if not triton_kernels.fits(groups, codec.bits, dtype):
         return None
     seed = seed_word(codec.seed) if codec.rounding == "stochastic" else None
     (nbytes,) = codec.encoded_spec(spec).shape
@@ -86,13 +86,13 @@ def _affine(codec: Affine, spec: TensorSpec) -> _Kernel | None:
     @_plainly
     def encode(dense: Tensor) -> Tensor:
         encoded = torch.empty(nbytes, dtype=torch.uint8, device=dense.device)
-        quantize.quantize(dense, encoded, groups, codec.bits, seed)
+        triton_kernels.quantize(dense, encoded, groups, codec.bits, seed)
         return encoded
 
     @_plainly
     def decode(encoded: Tensor) -> Tensor:
         dense = torch.empty(spec.shape, dtype=dtype, device=encoded.device)
-        quantize.dequantize(encoded, dense, groups, codec.bits)
+        triton_kernels.dequantize(encoded, dense, groups, codec.bits)
         return dense
 
     return _Kernel(encode, decode)

@@ -20,13 +20,11 @@ _MULTIPLIER = -7046029254386353131
 
 
 def device_digest(whole: Tensor) -> Tensor:
-    """Return a number of 64 bits, on the tensor's device, that depends on every bit of its memory.
+    """Return an ``int64``, on the tensor's device, that depends on every bit of a tensor that is one run of memory.
 
     Each word is multiplied by an odd number of its place, and its high bits are mixed into the low ones, before all are
     added up: in whatever order a device adds whole numbers, the sum is the same. Without Triton, operators of PyTorch
     do that, block by block and several times slower.
-
-    The result is an ``int64``, of a tensor that is one run of memory.
     """
     bits = whole.as_strided((whole.numel(),), (1,), whole.storage_offset())
     if bits.is_complex():
@@ -34,7 +32,7 @@ def device_digest(whole: Tensor) -> Tensor:
     place = bits.nbytes | bits.itemsize * int(bits.storage_offset()) | bits.data_ptr()
     words = bits.view(next(dtype for width, dtype in _WORDS.items() if not place % width))
     if not whole.is_cpu and runs_triton(whole.device.type):
-        from tensorstash.backends.torch.recipes.digest_kernel import digest
+        from tensorstash.backends.torch.triton_kernels import digest
 
         with torch.accelerator.device_index(whole.device.index):
             return digest(words, _MULTIPLIER)
@@ -54,14 +52,11 @@ def _odd(device: torch.device) -> Tensor:
     return (torch.arange(_BLOCK, dtype=torch.int64, device=device) * _MULTIPLIER) | 1
 
 
-_Pending = list[tuple[Tensor, Callable[[], Exception]]]
-"""Comparisons that one backward looks at when it ends, whose graph alone keeps them."""
-
-
 class Comparisons:
     """Digests on a device that backward compares, and looks at when it ends: that waits for the device, once.
 
-    Each backward has a list of its own. Two threads of one backward may begin two; each is looked at.
+    Each backward has a list of its own, which its graph alone keeps. Two threads of one backward may begin two; each is
+    looked at.
     """
 
     def __init__(self) -> None:
@@ -86,7 +81,7 @@ class Comparisons:
         callback.args[0].append((one != other, refuse))
 
 
-def _read(pending: _Pending) -> None:
+def _read(pending: list[tuple[Tensor, Callable[[], Exception]]]) -> None:
     comparisons = pending[:]
     pending.clear()  # the engine frees its callbacks after backward has returned
     first = comparisons[0][0].device

@@ -82,23 +82,13 @@ _EPSILONS = (1e-5, 1e-12, 1e-6, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)
 """The usual values, the most usual first."""
 
 
-def _layer_norm(
-    found: dict[Hashable, float],
-    shape: tuple[int, ...],
-    layer: Hashable,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    rstd: Tensor,
-) -> Tensor:
-    """Normalize again.
+def _layer_norm(found: dict[Hashable, float], shape: tuple[int, ...], layer: Hashable, *operands: Any) -> Tensor:
+    """Normalize again; ``found`` has the eps of each layer of one session.
 
     The graph does not tell eps, but the statistics do: once, when the layer's kind is proved, and never by a later
     result. That would wait for a device each time, and statistics that are NaN tell nothing.
-
-    ``found`` has the eps of each layer of one session, by shape and ``layer``, and is told that of a new one.
     """
+    x, weight, bias, mean, rstd = operands
     run = partial(torch.native_layer_norm, x, shape, weight, bias)
     if (shape, layer) not in found:
         if not bool(rstd.isfinite().all()):

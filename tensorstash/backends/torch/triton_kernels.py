@@ -1,7 +1,8 @@
-"""Affine quantization on devices, in Triton: each kernel reads its input once and writes its output once.
+"""Affine quantization and digests on devices, in Triton: each kernel reads its input once and writes its output once.
 
-It agrees with the NumPy codec bit for bit. For that, divisions are rounded to nearest, products and sums are not fused,
-minima and maxima are taken of integers in the order of the floats, and ``bfloat16`` is rounded by integer arithmetic.
+Quantization agrees with the NumPy codec bit for bit. For that, divisions are rounded to nearest, products and sums are
+not fused, minima and maxima are taken of integers in the order of the floats, and ``bfloat16`` is rounded by integer
+arithmetic.
 """
 
 # mypy: ignore-errors
@@ -19,7 +20,7 @@ from tensorstash.kernels.groups import Groups
 from tensorstash.kernels.quantize import COARSENING, FINEST, SPECIALS, Arithmetic
 
 TILE = 4096
-"""Elements that a program works on."""
+"""Elements, or words, that a program works on."""
 
 OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 """Of every launch: a product and a sum are rounded one after the other, as NumPy does it."""
@@ -77,22 +78,28 @@ def _launch(kernel, dense: Tensor, groups: Groups, bits: int, *others: Tensor | 
     )  # fmt: skip
 
 
+def digest(words: Tensor, multiplier: int) -> Tensor:
+    """Return an ``int64`` that depends on every word and its place, on the current device, where the words are."""
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    if count := words.numel():
+        _add[(cdiv(count, TILE),)](words, total, count, MULTIPLIER=multiplier, SIZE=TILE, num_warps=8)
+    return total
+
+
+@triton.jit(do_not_specialize=["count"])
+def _add(words, total, count, MULTIPLIER: tl.constexpr, SIZE: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    mixed = tl.load(words + places, mask=places < count, other=0).to(tl.int64)
+    mixed = mixed * ((places * MULTIPLIER) | 1)  # words beyond the end are zeros, and add nothing
+    mixed = (mixed ^ (mixed >> 29)) * MULTIPLIER
+    tl.atomic_add(total, tl.sum(mixed ^ (mixed >> 32)))
+
+
 @triton.jit(do_not_specialize=["seed"])
 def _quantize(
-    source,
-    payload,
-    seed,
-    count,
-    per_row,
-    length,
-    size,
-    TALL: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WHOLE: tl.constexpr,
-    BITS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
-):
+    source, payload, seed, count, per_row, length, size, TALL: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
+    BITS: tl.constexpr, DTYPE: tl.constexpr, STOCHASTIC: tl.constexpr,
+):  # fmt: skip
     group, there, place, mask, at, inside = _cut(count, per_row, length, size, TALL, WIDTH, WHOLE, BITS)
     values = _load(source + place, mask, DTYPE)
     order = _order(values)
@@ -152,18 +159,9 @@ def _quantize(
 
 @triton.jit
 def _dequantize(
-    target,
-    payload,
-    count,
-    per_row,
-    length,
-    size,
-    TALL: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WHOLE: tl.constexpr,
-    BITS: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
+    target, payload, count, per_row, length, size, TALL: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
+    BITS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
     group, there, place, mask, at, inside = _cut(count, per_row, length, size, TALL, WIDTH, WHOLE, BITS)
     tables = payload.to(tl.pointer_type(tl.float32))
     scale = tl.load(tables + group, mask=there, other=0.0)
@@ -185,8 +183,7 @@ def _dequantize(
 def _cut(
     count, per_row, length, size, TALL: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr, BITS: tl.constexpr
 ):
-    """Return the groups of this program and which exist; places of their elements, and of their codes in the payload,
-    and which of these exist."""
+    """Return the groups of this program, their elements, and their codes in the payload; each with which exist."""
     group = tl.program_id(0).to(tl.int64) * TALL + tl.arange(0, TALL)
     there = group < count
     column = tl.arange(0, WIDTH)[None, :]
