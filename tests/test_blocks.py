@@ -2,7 +2,7 @@
 
 import os
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -43,13 +43,6 @@ def recorded(request):
             self._call("finish", kind)
 
     return Recorded
-
-
-def test_a_block_is_entered_and_left(recorded):
-    block = recorded()
-    with block as found:
-        assert found == "entered"
-    assert block.calls == [("enter",), ("leave", None)]
 
 
 def test_what_entering_has_begun_is_undone_until_it_is(recorded):
@@ -123,8 +116,12 @@ def test_no_interrupt_leaves_hooks_behind(framework):
     assert output_of(INTERRUPTED, framework, os.environ.get("TENSORSTASH_INTERRUPTS", "60")) == "left\n"
 
 
-def test_what_the_body_raises_is_seen_and_may_end_there(recorded):
+def test_a_block_is_entered_and_left_and_what_its_body_raises_may_end_there(recorded):
     block = recorded()
+    with block as found:
+        assert found == "entered"
+    assert block.calls == [("enter",), ("leave", None)]
+    block.calls.clear()
     with block:
         1 / 0  # noqa: B018
     with pytest.raises(KeyError), block:
@@ -143,20 +140,17 @@ def test_what_can_never_be_finished_is_given_up(recorded):
 def test_threads_enter_one_stash_apart():
     import tensorstash as ts
 
-    stash, wrong = ts.stash(ts.Keep(), framework="reference"), []
+    stash = ts.stash(ts.Keep(), framework="reference")
 
-    def work():
+    def depths(_):
+        found = set()
         for _ in range(50):
             with stash, stash:
-                if len(stash._entered.scopes) != 2:
-                    wrong.append(1)
+                found.add(len(stash._entered.scopes))
+        return found
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        assert set().union(*pool.map(depths, range(4))) == {2}
 
 
 @pytest.mark.parametrize("is_compiled", [True, False], ids=["compiled", "in Python"])

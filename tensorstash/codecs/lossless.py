@@ -83,12 +83,12 @@ class Lossless(Shrinking):
         for tag, flags in enumerate(_ONE_BIT):
             found = flags.packed(data, spec) if flags.accepts(spec) else None
             if found is not None and self._pays(found.size + 1, data):
-                return _tagged(found, tag)
+                return joined(found, np.array([tag], np.uint8))
         sample = contiguous_sample(data.reshape(-1), _SAMPLE_ELEMENTS, _SAMPLE_RUNS)
         for tag, codec in self._candidates(sample, spec):
             payload = codec.encode(data, spec)
             if self._pays(payload.size + 1, data):
-                return _tagged(payload, tag)
+                return joined(payload, np.array([tag], np.uint8))
         return None
 
     def unpacked(self, payload: Array, spec: TensorSpec, /) -> Array:
@@ -117,7 +117,3 @@ class Lossless(Shrinking):
                 if self._pays(stored, sample):
                     scores.append((stored / _SLOWER_HAS_TO_SAVE if codec is whole else stored, tag, codec))
         return [(tag, codec) for _, tag, codec in sorted(scores)]  # no two have a tag
-
-
-def _tagged(payload: Array, tag: int) -> Array:
-    return joined(payload, np.array([tag], np.uint8))

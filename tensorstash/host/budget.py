@@ -5,8 +5,8 @@ import threading
 from collections import deque
 from contextlib import suppress
 from time import monotonic
-from typing import Any
-from weakref import ref
+
+from tensorstash.host.pool import Loan
 
 LOOK_AGAIN_S = 0.02
 """Longest delay, in seconds, until a waiting thread notices bytes that came back by themselves."""
@@ -26,7 +26,7 @@ class Lease:
 
     __slots__ = ("__weakref__", "_budget", "_entry")
     _budget: "ByteBudget"
-    _entry: "_Entry"
+    _entry: Loan
 
     def release(self) -> None:
         """Give the bytes back and wake threads that wait for some; idempotent."""
@@ -39,18 +39,10 @@ class Lease:
     def follow(self, owner: object, nbytes: int) -> None:
         """Let some of the bytes be in use for as long as an object lives, whatever becomes of this lease."""
         budget = self._budget
-        other = _Entry(owner, budget.returned)
+        other = Loan(owner, budget.returned)
         with budget._lock:
             budget._entries[self._entry] = budget._entries.get(self._entry, 0) - nbytes
             budget._entries[other] = nbytes
-
-
-class _Entry(ref[Any]):
-    """Names a lease, or an object that bytes follow. Equal only to itself."""
-
-    __slots__ = ()
-    __hash__ = object.__hash__
-    __eq__ = object.__eq__
 
 
 class ByteBudget:
@@ -72,11 +64,11 @@ class ByteBudget:
         """Most bytes that were in use at one time."""
         self.taken = 0
         """Bytes in use, those of :attr:`gone` among them."""
-        self.gone: deque[_Entry] = deque()
+        self.gone: deque[Loan] = deque()
         """Leases that have come back since the last request."""
         self.returned = self.gone.append
         """Receives the lease that goes; C, so that nothing interrupts it."""
-        self._entries: dict[_Entry, int] = {}
+        self._entries: dict[Loan, int] = {}
         self._bells: set[threading.Lock] = set()
         self._lock = threading.Lock()
 
@@ -101,7 +93,7 @@ class ByteBudget:
                 if used > self.limit:
                     return None
                 lease = Lease()
-                entry = _Entry(lease, self.returned)
+                entry = Loan(lease, self.returned)
                 lease._budget, lease._entry = self, entry
                 self.taken = used
                 self._entries[entry] = nbytes

@@ -113,11 +113,11 @@ class PinnedMemory:
             start = chunk.take(size)
             assert start is not None, "a chunk that is too small"
             chunk.last_step = self._step
-            lent: Array = np.frombuffer(chunk.memory[start : start + size].data, np.uint8)
-            loan = Loan(lent, self._return)
-            loan.memory = chunk, start, size
+            array: Array = np.frombuffer(chunk.memory[start : start + size].data, np.uint8)  # as in PagePool
+            loan = Loan(array, self._return)
+            loan.lent = chunk, start, size
             self._loans.add(loan)
-        return lent[:nbytes]
+        return array[:nbytes]
 
     def end_step(self) -> None:
         """Give up the chunks that many steps have not needed."""
@@ -134,7 +134,7 @@ class PinnedMemory:
             loan = self._returned.popleft()
             if loan in self._loans:
                 self._loans.discard(loan)
-                chunk, start, size = loan.memory
+                chunk, start, size = loan.lent
                 chunk.give(start, size)
 
     def _new_chunk(self, size: int) -> "_Chunk | None":

@@ -29,17 +29,13 @@ def size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-class Loan(weakref.ref[Pages]):
-    """Memory that is in use, as long as an array of it lives. Equal only to itself.
+class Loan(weakref.ref[Any]):
+    """Something that is in use as long as an object lives. Equal only to itself."""
 
-    The array has to be one over a memoryview: a view of an array refers to the array itself only if that one's memory
-    belongs to something else, and the loan could end while a view is alive.
-    """
-
-    __slots__ = ("memory",)
+    __slots__ = ("lent",)
     __hash__ = object.__hash__
     __eq__ = object.__eq__
-    memory: Any
+    lent: Any
 
 
 class PagePool:
@@ -115,16 +111,18 @@ class PagePool:
                     break
             else:
                 pages = mapped_pages(size)
-            lent: Pages = np.frombuffer(pages.data, np.uint8)
-            loan = Loan(lent, self._comes_back)
-            loan.memory = pages
+            # A view of an array refers to the array itself only if that one's memory belongs to something else: hence
+            # the detour over a memoryview, without which the loan could end while a view is alive.
+            array: Pages = np.frombuffer(pages.data, np.uint8)
+            loan = Loan(array, self._comes_back)
+            loan.lent = pages
             self._used += size
             self._loans.add(loan)
             if self._used > self._most_lately:
                 self._most_lately = self._used
                 self._most_together = max(self._most_together, self._used - self._used // _SPARE_PART + _FEW)
             self._trim(self._most_together - self._used)
-            return lent
+            return array
 
     def _comes_back(self, loan: Loan) -> None:
         """Take a buffer back; in finalizers, which may run inside any method here and must not wait."""
@@ -142,9 +140,9 @@ class PagePool:
             loan = self._returned.popleft()
             if loan in self._loans:
                 self._loans.discard(loan)
-                self._used -= loan.memory.size
-                self.idle_bytes += loan.memory.size
-                self._idle.append(loan.memory)
+                self._used -= loan.lent.size
+                self.idle_bytes += loan.lent.size
+                self._idle.append(loan.lent)
         if not self._loans:
             self._used = 0
 

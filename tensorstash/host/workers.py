@@ -110,12 +110,8 @@ class Workers:
 
     Threads end when the last reference to this object goes, after all work submitted until then. At interpreter exit
     work that has not begun is dropped; running work has five seconds to end. A thread that has died is replaced, and
-    so is one whose work takes too long, as soon as there is other work; whoever waits for it gets a
-    :class:`RuntimeError` or a :class:`TimeoutError`, and a late result is dropped.
-
-    Args:
-        threads: most of them at one time, but for those that are given up.
-        timeout_s: longest time one piece of work may take, in seconds.
+    so is one whose work takes longer than ``timeout_s``, as soon as there is other work; whoever waits for it gets a
+    RuntimeError or a TimeoutError, and a late result is dropped.
     """
 
     __slots__ = ("__weakref__", "_pool", "timeout_s")
@@ -125,10 +121,7 @@ class Workers:
         self._pool = _ThreadPool(self, name, threads)
 
     def submit(self, work: Callable[[], R], *, ended: Callable[[], object] | None = None) -> Future[R]:
-        """Run ``work`` once: later, or now where no thread can be started, such as while the interpreter exits.
-
-        Work whose submission raises, which only an interrupt does, is not done unless it has begun.
-        """
+        """Run ``work`` once: later, or now where no thread can be started, such as while the interpreter exits."""
         job, pool = Future(work, ended), self._pool
         del work
         try:
@@ -149,7 +142,7 @@ class Workers:
             else:
                 job.run()
             return job
-        except BaseException:
+        except BaseException:  # an interrupt
             job.cancel()
             raise
         finally:

@@ -10,7 +10,7 @@ often each function was called.
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from itertools import count
@@ -120,21 +120,13 @@ def quantized() -> Iterator[tuple[str, tuple[Any, ...], tuple[str, tuple[Any, ..
     yield "affine_decode", (body, target, dtype, groups, bits), ("affine_decode", (body, target, compiled, rows, bits))
 
 
-def mapped(change: Callable[[Array], Any], argument: Any) -> Any:
-    """Return an argument with every array in it changed."""
-    if isinstance(argument, np.ndarray):
-        return change(argument)
-    if isinstance(argument, list | tuple):
-        return type(argument)(mapped(change, value) for value in argument)
-    return argument
+def mapped(change: Callable[[Array], Any], arguments: Iterable[Any]) -> list[Any]:
+    """Return arguments with every array among them changed."""
+    return [change(argument) if isinstance(argument, np.ndarray) else argument for argument in arguments]
 
 
-def arrays_in(argument: Any) -> Iterator[Array]:
-    if isinstance(argument, np.ndarray):
-        yield argument
-    elif isinstance(argument, list | tuple):
-        for value in argument:
-            yield from arrays_in(value)
+def arrays_in(arguments: Iterable[Any]) -> list[Array]:
+    return [argument for argument in arguments if isinstance(argument, np.ndarray)]
 
 
 def equal(one: Array, other: Array, *, numbers: bool) -> bool:
@@ -145,7 +137,7 @@ def equal(one: Array, other: Array, *, numbers: bool) -> bool:
 
 
 def assert_as_in_numpy(name: str, arguments: tuple[Any, ...]) -> None:
-    given = mapped(placed, list(arguments)), mapped(placed, list(arguments))
+    given = mapped(placed, arguments), mapped(placed, arguments)
     for functions, some in zip((native, None), given, strict=True):
         host.functions = functions
         getattr(kernels, name)(*some)
@@ -182,12 +174,12 @@ def spoiled(array: Array) -> Any:
 
 def assert_hostile_arguments_end(name: str, arguments: tuple[Any, ...]) -> None:
     """Call a compiled function with one argument that may not fit: it may refuse, and read and write what is given."""
-    victim, place = int(rng.integers(max(sum(1 for _ in arrays_in(list(arguments))), 1))), count()
+    victim, place = int(rng.integers(len(arrays_in(arguments)))), count()
 
     def change(array: Array) -> Any:
         return spoiled(array) if next(place) == victim else placed(array)
 
-    changed = mapped(change, list(arguments))
+    changed = mapped(change, arguments)
     for k, argument in enumerate(changed):
         if isinstance(argument, int) and rng.random() < 0.2:
             changed[k] = int(rng.choice([-1, 0, 3, 2**31 - 1, -(2**31)]))

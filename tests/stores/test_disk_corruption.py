@@ -5,12 +5,12 @@ import sys
 
 import numpy as np
 import pytest
-from store_kinds import PIECE
 
 from tensorstash.errors import CorruptDataError
 from tensorstash.host.checksum import CHECKSUM_BLOCK
 from tensorstash.stores import Disk
 
+PIECE = 4 * 2**20
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reaches the unlinked file through /proc/self/fd")
 
 

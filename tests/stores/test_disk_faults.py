@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from planted_faults import at_most, faulty_calls, in_turn, move_one_block, refuse, take_nothing
-from store_kinds import PIECE
 
 from tensorstash.errors import StoreError, StoreFullError
 from tensorstash.host.pages import BLOCK, HUGE_PAGE, page_aligned, round_up
@@ -22,6 +21,8 @@ from tensorstash.stores.disk import slab as slab_module
 from tensorstash.stores.disk.slab import Slab
 from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
+
+PIECE = 4 * 2**20
 
 
 @pytest.fixture(params=[True, False], ids=["direct", "buffered"])
@@ -241,7 +242,7 @@ def test_a_device_that_takes_its_time_is_asked_again_but_not_for_ever(tmp_path):
         with nullcontext() if is_written else pytest.raises(StoreError):
             slab.write([data], offset)
         assert len(calls.board.strikes) == len(turns)
-        slab.close()
+        slab.file.close()
 
 
 def test_zeros_are_offered_again_to_a_device_that_takes_none_for_a_while(tmp_path):

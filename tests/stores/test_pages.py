@@ -4,7 +4,7 @@ import ctypes
 import gc
 import mmap
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -196,21 +196,18 @@ def test_a_buffer_that_comes_back_inside_a_call_does_not_wait():
 
 
 def test_threads_never_share_a_buffer():
-    pool, wrong = PagePool(4 * MIB), []
+    pool = PagePool(4 * MIB)
 
-    def work(value):
+    def keeps(value):
         for _ in range(300):
             taken = pool.take(128 * 1024)
             taken[:] = value
             if not (taken == value).all():
-                wrong.append(value)
+                return False
+        return True
 
-    threads = [threading.Thread(target=work, args=(value,)) for value in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(keeps, range(4)))
     gc.collect()
     assert pool.idle_bytes <= 2 * 4 * 128 * 1024  # each thread holds one while it takes the next
 

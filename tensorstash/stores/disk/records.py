@@ -8,12 +8,12 @@ as far from such a one: only those few bytes are ever copied.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
-from weakref import ref
 
 from tensorstash.errors import CorruptDataError
 from tensorstash.host.arrays import Array, address
 from tensorstash.host.checksum import CHECKSUM_BLOCK, joint_checksum
 from tensorstash.host.pages import HUGE_PAGE, round_up
+from tensorstash.host.pool import Loan
 
 
 class Turn(NamedTuple):
@@ -71,16 +71,7 @@ class Record:
     turn: Turn
     users: int = 1
     is_live: bool = False
-    space: "Space | None" = None
-
-
-class Space(ref[Record]):
-    """The space of a record, which the store takes back when the record has gone. Equal only to itself."""
-
-    __slots__ = ("pieces",)
-    __hash__ = object.__hash__
-    __eq__ = object.__eq__
-    pieces: list[Piece]
+    space: Loan | None = None
 
 
 def corrupt(record: Record, piece: Piece, found: Sequence[int], directory: str) -> CorruptDataError:

@@ -31,8 +31,8 @@ _REFUSALS = {
 class Slab:
     """A private file, grown in steps and reused, read and written past the page cache where the system lets it.
 
-    :meth:`take` and :meth:`give` keep the books and must not run at once; :meth:`write` and :meth:`read` are
-    thread-safe.
+    :meth:`take` and :attr:`space` keep the books and must not be used at once; :meth:`write` and :meth:`read` are
+    thread-safe. Closing the file ends it, unless the parent of a forked child has it still.
     """
 
     def __init__(self, directory: str, calls: Syscalls, *, direct: bool, limit_bytes: int | None) -> None:
@@ -40,7 +40,8 @@ class Slab:
         self.size = 0
         self._calls = calls
         self._limit = None if limit_bytes is None else limit_bytes // BLOCK * BLOCK
-        self._space = FreeSpace()
+        self.space = FreeSpace()
+        """The extents that are not taken."""
         self._turn = nullcontext() if calls.positioned else threading.Lock()
         try:
             self.file = TemporaryFile(dir=directory, prefix="tensorstash-", buffering=0)  # noqa: SIM115
@@ -56,35 +57,23 @@ class Slab:
         except OSError as error:
             self.file.close()
             raise _failed(f"trying direct I/O in {directory!r}", error) from error
-
-    @property
-    def direct(self) -> bool:
+        self.direct = self.address_unit > 0
         """Whether the page cache is bypassed."""
-        return self.address_unit > 0
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of extents that are taken."""
-        return self.size - self._space.free_bytes
 
     def take(self, size: int) -> tuple[int, int] | None:
         """Return offset and size of at most ``size`` bytes, or None if nothing is free and the file is at its limit.
 
         The best fit comes first, then the largest scrap that is worth it, then growing, and small scraps last.
         """
-        if self._space.largest < min(size, _SCRAP) and self.size != self._limit:
+        if self.space.largest < min(size, _SCRAP) and self.size != self._limit:
             try:
-                self._grow(size - self._space.free_before(self.size))
+                self._grow(size - self.space.free_before(self.size))
             except StoreFullError:
-                if not self._space.largest:
+                if not self.space.largest:
                     raise
-        size = min(size, self._space.largest)
-        offset = self._space.take(size) if size else None
+        size = min(size, self.space.largest)
+        offset = self.space.take(size) if size else None
         return None if offset is None else (offset, size)
-
-    def give(self, offset: int, size: int) -> None:
-        """Make an extent free again."""
-        self._space.give(offset, size)
 
     def write(self, parts: Sequence[Array], offset: int) -> None:
         """Write arrays one after the other; all but the first are shorter than its unit of addresses."""
@@ -112,10 +101,6 @@ class Slab:
         target = _bounce(out.size) if by_copy else out
         self._read_all(target, offset)
         return block_checksums(target[:nbytes], copy=out[:nbytes] if by_copy else None)
-
-    def close(self) -> None:
-        """Close the file, which is gone with that, unless the parent of a forked child has it still; idempotent."""
-        self.file.close()
 
     def _write_all(self, parts: Sequence[Array], offset: int) -> None:
         def write(done: int) -> int:
@@ -165,7 +150,7 @@ class Slab:
                 # Without its traceback, which refers to this frame and so to the error itself.
                 refusal = error.with_traceback(None)
                 continue
-            self._space.give(self.size, size)
+            self.space.give(self.size, size)
             self.size += size
             return
         raise _failed(f"growing the slab in {self.directory!r} by {need} bytes", refusal) from refusal

@@ -12,10 +12,11 @@ from tensorstash.errors import ConfigError, SlotGoneError, StoreFullError
 from tensorstash.host.arrays import Array, address, copied, whole_pages
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import HUGE_PAGE, round_up
+from tensorstash.host.pool import Loan
 from tensorstash.protocols import Slot, Tier
 from tensorstash.sizes import format_bytes, parse_budget, parse_bytes
 from tensorstash.spec import ALIGNMENT
-from tensorstash.stores.disk.records import Piece, Record, Space, corrupt, turn_of
+from tensorstash.stores.disk.records import Piece, Record, corrupt, turn_of
 from tensorstash.stores.disk.slab import Slab
 from tensorstash.stores.disk.syscalls import Syscalls
 
@@ -94,20 +95,20 @@ class DiskStore:
         self._closed = ""  # the reason
         self._lock = threading.Lock()
         self._users = 0
-        self._spaces: set[Space] = set()
-        self._dropped: deque[Space] = deque()
+        self._spaces: set[Loan] = set()
+        self._dropped: deque[Loan] = deque()
         self._drops = self._dropped.append  # one for all: the collector looks at each
         limit = None if config.budget is None else parse_bytes(config.budget, path="disk.budget")
         (directory,) = config.directories
         self.slab = Slab(directory, calls or Syscalls(), direct=config.direct, limit_bytes=limit)
-        weakref.finalize(self, self.slab.close)
+        weakref.finalize(self, self.slab.file.close)
         renew_after_fork(self)
 
     def after_fork(self) -> None:
         """Leave the file to the parent; its threads, which are not here, may have held the lock."""
         self._lock = threading.Lock()
         self._closed = f"the parent's of this forked process: its records are in process {os.getppid()}"
-        self.slab.close()
+        self.slab.file.close()
 
     @property
     def used_bytes(self) -> int:
@@ -116,7 +117,7 @@ class DiskStore:
             if self._closed:
                 return 0
             self._settle()
-            return self.slab.used_bytes
+            return self.slab.size - self.slab.space.free_bytes
 
     @property
     def file_bytes(self) -> int:
@@ -176,7 +177,7 @@ class DiskStore:
         self._closed = self._closed or "closed"
         with self._lock:
             if not self._users:
-                self.slab.close()
+                self.slab.file.close()
 
     def _begin_put(self, data: Array) -> Record:
         """Return a record with space; it stays in use, and the file open, until :meth:`_end`."""
@@ -184,8 +185,8 @@ class DiskStore:
             self._refuse_closed()
             self._settle()
             record = Record(data.size, self._allocate(data.size), turn_of(data, self.slab.address_unit))
-            record.space = space = Space(record, self._drops)
-            space.pieces = record.pieces
+            record.space = space = Loan(record, self._drops)
+            space.lent = record.pieces
             self._spaces.add(space)
             self._users += 1
         return record
@@ -205,7 +206,7 @@ class DiskStore:
             record.users -= 1
             self._users -= 1
             if self._closed and not self._users:
-                self.slab.close()
+                self.slab.file.close()
 
     def _drop(self, record: Record) -> None:
         record.is_live = False
@@ -225,11 +226,11 @@ class DiskStore:
                 self._dropped.append(space)
             elif space in self._spaces:
                 self._spaces.discard(space)
-                self._free(space.pieces)
+                self._free(space.lent)
 
     def _free(self, pieces: list[Piece]) -> None:
         for piece in pieces:
-            self.slab.give(piece.offset, piece.room)
+            self.slab.space.give(piece.offset, piece.room)
 
     def _allocate(self, nbytes: int) -> list[Piece]:
         """Return pieces for a record: one, or more where the free space lies in parts."""

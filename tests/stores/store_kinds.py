@@ -1,4 +1,0 @@
-"""Sizes of records."""
-
-PIECE = 4 * 2**20
-"""Bytes of a large record."""
