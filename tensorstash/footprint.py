@@ -51,10 +51,8 @@ class Estimate:
             depend on the values.
         is_imagined: whether nothing was computed; otherwise a few rows of the batch were.
 
-    >>> import tensorstash as ts, tensorstash.reference as ref
-    >>> found = ts.estimate(ref.nn.GELU(), ref.ones((64, 256), requires_grad=True).exp())
-    >>> found.nbytes, found.to_dict()["left"]["cast"]
-    (65536, 32768)
+    >>> Estimate((), 0, {}, True).to_dict()
+    {'rows': (), 'nbytes': 0, 'left': {}, 'is_imagined': True}
     """
 
     rows: tuple[SavedBytes, ...]
@@ -185,12 +183,10 @@ def _saved(
 
 
 def _extended(few: _Saved, more: _Saved, rows: int) -> _Saved:
-    if len(few) != len(more):
-        raise BackendError(
-            f"estimate: {_SAMPLES[0]} rows of the batch save {len(few)} tensors and {_SAMPLES[1]} save "
-            f"{len(more)}, so nothing can be said of {rows}; call it with a batch of at most {_SAMPLES[1]} rows"
-        )
     first, second = _SAMPLES
+    if len(few) != len(more):
+        cure = f"nothing can be said of {rows}; call it with a batch of at most {second} rows"
+        raise BackendError(f"estimate: {first} rows save {len(few)} tensors and {second} save {len(more)}, so {cure}")
     return [
         (module, spec, round(one + (other - one) * (rows - first) / (second - first)))
         for (module, spec, one), (_, _, other) in zip(few, more, strict=True)

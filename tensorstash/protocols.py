@@ -16,11 +16,7 @@ _STRICTNESS: tuple[Demand, ...] = ("any", "relative", "exact")
 
 
 def strictest(demands: Iterable[Demand]) -> Demand | None:
-    """Return the demand that satisfies all; None if there is none.
-
-    >>> strictest(["any", "relative"]), strictest(["exact", "relative"]), strictest([])
-    ('relative', 'exact', None)
-    """
+    """Return the demand that satisfies all; None if there is none."""
     return max(demands, key=_STRICTNESS.index, default=None)
 
 

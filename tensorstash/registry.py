@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from threading import RLock
 
 from tensorstash.errors import ConfigError, MissingDependencyError
 
@@ -66,39 +65,14 @@ _TABLE: dict[str, dict[str, tuple[_Claim, ...]]] = {
 }
 """By group and name, all that claim the name; two make it unusable."""
 
-_LOCK = RLock()
-
 
 def names(group: str) -> tuple[str, ...]:
-    """Return the registered names of a group, sorted, without importing their targets.
-
-    Args:
-        group: ``"codecs"``, ``"stores"``, ``"policies"``, ``"selectors"``, ``"backends"`` or ``"recipes"``.
-
-    Raises:
-        ConfigError: there is no such group.
-
-    >>> names("stores")[:2]
-    ('disk', 'memory')
-    """
+    """Return the registered names of a group, such as ``"codecs"``, sorted, without importing their targets."""
     return tuple(sorted(_rows(group)))
 
 
 def lookup(group: str, name: str) -> type:
-    """Return the class behind a name, importing it on first use. Thread-safe.
-
-    Args:
-        group: one of the groups of :func:`names`.
-        name: of the class in configurations.
-
-    Raises:
-        ConfigError: unknown group or name, a name that two packages claim, or a target that is not a class of that
-            name.
-        MissingDependencyError: the import failed; the message says how to install what is missing.
-
-    >>> lookup("selectors", "min_bytes").__name__
-    'MinBytes'
-    """
+    """Return the class behind a name, importing it on first use. Thread-safe."""
     rows = _rows(group)
     if name not in rows:
         raise ConfigError(f"{group}: unknown name {name!r}; {did_you_mean(name, rows)}")
@@ -114,7 +88,7 @@ def register(group: str, name: str, target: type) -> None:
     A class that is made anew, as by a cell of a notebook that runs again, takes the place of its namesake. Thread-safe.
 
     Args:
-        group: one of the groups of :func:`names`.
+        group: ``"codecs"``, ``"stores"``, ``"policies"``, ``"selectors"``, ``"backends"`` or ``"recipes"``.
         name: of the class in configurations; equal to its ``name`` attribute.
         target: the class.
 
@@ -134,12 +108,11 @@ def register(group: str, name: str, target: type) -> None:
 def _rows(group: str) -> dict[str, tuple[_Claim, ...]]:
     if group not in _TABLE:
         raise ConfigError(f"unknown registry group {group!r}; {did_you_mean(group, _TABLE)}")
-    with _LOCK:
-        _add_entry_points(group)
+    _add_entry_points(group)
     return _TABLE[group]
 
 
-@cache
+@cache  # a second thread may do it at the same time, with the same result
 def _add_entry_points(group: str) -> None:
     rows = _TABLE[group]
     for point in entry_points(group=f"tensorstash.{group}"):

@@ -59,8 +59,8 @@ class TensorSpec:
         dtype: a name of :data:`DTYPES`.
         device: the framework's name of the place, such as ``"cpu"`` or ``"cuda:0"``.
         alignment: address of the first element modulo :data:`ALIGNMENT`, in bytes.
-        conj: whether the elements are to be read conjugated (a lazy flag of PyTorch).
-        neg: whether the elements are to be read negated (a lazy flag of PyTorch).
+        conj: whether the elements are to be read conjugated, as PyTorch does lazily.
+        neg: whether they are to be read negated, likewise.
         module: dotted name of the wrapped module whose forward saved the tensor; empty when not known.
 
     Raises:
@@ -122,9 +122,7 @@ class TensorSpec:
         return replace(self, module=module)
 
     def dense(self) -> "TensorSpec":
-        """Return the spec of this tensor's payload: its distinct elements, in the order they lie in memory.
-
-        Codecs see this one: always C-contiguous, at offset 0, aligned, without lazy flags.
+        """Return the spec that codecs see: the distinct elements in memory order, contiguous, without lazy flags.
 
         >>> TensorSpec((3, 4, 5), (1, 0, 3), 8, "float32", "cpu").dense().shape
         (5, 3)

@@ -116,9 +116,7 @@ class Backend(Protocol[T]):
     def from_host(self, data: Array, spec: TensorSpec, /) -> T:
         """Return a fresh, detached tensor in private writable memory with the exact layout of ``spec``.
 
-        Args:
-            data: elements in memory order, ``spec.dense()``; memory of a writable array may be adopted.
-            spec: the layout.
+        ``data`` has the elements in memory order, ``spec.dense()``; memory of a writable array may be adopted.
         """
 
     def named_modules(self, model: object, /) -> Iterable[tuple[str, object]]:

@@ -23,8 +23,7 @@ class Kernel(Protocol[T]):
     def encode(self, dense: T, /) -> T:
         """Return a contiguous payload in fresh memory, of the shape and dtype of the codec's ``encoded_spec``.
 
-        Args:
-            dense: the distinct elements in memory order; borrowed: neither written to nor kept.
+        ``dense`` has the distinct elements in memory order; it is neither written to nor kept.
         """
 
     def decode(self, payload: T, /) -> T:
@@ -35,13 +34,9 @@ class Kernels(Protocol[T]):
     """The codecs of a backend that run where the tensor is."""
 
     def kernel(self, codec: Codec, spec: TensorSpec, /) -> Kernel[T] | None:
-        """Return the kernel that runs ``codec`` on the device of ``spec``, or None if only the codec itself can.
+        """Return the kernel that runs a codec on the device of a spec that it accepts; None if only the codec can.
 
-        Asked once per codec and spec.
-
-        Args:
-            codec: it accepts ``spec``.
-            spec: of the dense elements, or of the payload of the kernel before.
+        Asked once per codec and spec, which is that of the dense elements, or of the payload of the kernel before.
         """
 
     def payload(self, data: Array, spec: TensorSpec, /) -> T:
@@ -60,10 +55,7 @@ class Layouts(Protocol[T]):
     def restored(self, dense: T, spec: TensorSpec, /, *, adopt: bool) -> T:
         """Return a detached tensor in private memory with the exact layout of ``spec``, made on its device.
 
-        Args:
-            dense: the distinct elements in memory order, contiguous, of any shape.
-            spec: the layout.
-            adopt: whether the memory of ``dense`` may be used for the result.
+        ``dense`` has the distinct elements in memory order, contiguous, in any shape; ``adopt`` gives its memory away.
         """
 
 
@@ -87,8 +79,8 @@ class Stream(Protocol):
 class Streams(Protocol[T]):
     """The devices of a backend that work behind the program, so that copies can run beside the computation.
 
-    It only says how things are done; in which order is the engine's affair. A tensor's memory belongs to the stream
-    that was current when it was allocated: once freed, it may be handed out again at once to work of that stream.
+    The order is the engine's affair. A tensor's memory belongs to the stream that was current when it was allocated:
+    once freed, it may be handed out again at once to work of that stream.
     """
 
     def current_stream(self, device: str, /) -> Stream | None:
@@ -114,24 +106,16 @@ class Streams(Protocol[T]):
         """Return an uninitialised, contiguous, detached tensor for work of the device's current stream."""
 
     def copy_out(self, sources: Sequence[T], targets: Sequence[Array], stream: Any, /) -> None:
-        """Submit to ``stream`` copies of contiguous tensors into host memory.
+        """Submit to ``stream`` copies of contiguous tensors of one device into as many writable ``uint8`` bytes each.
 
         Nothing is kept alive for them. It may wait for a copy whose target is not page-locked.
-
-        Args:
-            sources: of any type, on one device.
-            targets: for each as many writable bytes, one-dimensional ``uint8``.
-            stream: a :class:`Stream` of the device, as this object gives them.
         """
 
     def copy_in(self, sources: Sequence[Array], targets: Sequence[T], stream: Any, /) -> None:
         """Submit to ``stream`` copies of host memory into contiguous tensors; as :meth:`copy_out`, the other way."""
 
     def use_in(self, tensors: Sequence[T], stream: Any, /) -> None:
-        """Let the memory of tensors, once it is freed, wait for the work that ``stream`` has by then.
-
-        Does nothing for the stream that the memory belongs to.
-        """
+        """Let the memory of tensors, once it is freed, wait for the work that ``stream``, not its own, has by then."""
 
     @property
     def pinned(self) -> PinnedMemory:
@@ -139,9 +123,6 @@ class Streams(Protocol[T]):
 
     def locked_pages(self, nbytes: int, /) -> Array:
         """Return page-locked host memory, which devices copy on their own; unlocked when the last view of it goes.
-
-        Args:
-            nbytes: how many; whole pages where that matters.
 
         Raises:
             OSError: the system or the device refuses.

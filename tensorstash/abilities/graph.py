@@ -51,10 +51,7 @@ class SupportsDemand(Protocol[T_contra]):
 
 
 class Readers(Protocol[T_contra]):
-    """Finds in the graph, while one thread records it, which operation has saved which tensor.
-
-    It keeps nothing of the graph alive.
-    """
+    """Finds in the graph, while a thread records it, which operation has saved which tensor; keeps nothing alive."""
 
     def visit(self, tensor: T_contra, /) -> Iterable[tuple[Any, Demand]]:
         """Return handles on the way to a tensor that is being packed, with the demands of their readers.
@@ -74,10 +71,7 @@ class SupportsSharedMemory(Protocol[T_co]):
         """
 
     def relaid(self, tensor: Any, spec: TensorSpec, wanted: TensorSpec, /) -> T_co:
-        """Return a detached tensor of ``wanted`` in the memory of a tensor of ``spec``, with its in-place version.
-
-        Both are layouts of the same block of memory, with the same lazy flags.
-        """
+        """Return a detached tensor of ``wanted`` in the memory of one of ``spec``, a layout of the same block."""
 
 
 @runtime_checkable

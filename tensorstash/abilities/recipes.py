@@ -37,9 +37,8 @@ class Recipe(NamedTuple):
 class Producers(Protocol[T]):
     """The producers of saved tensors, and recipes to make them again. Thread-safe; keeps nothing of a graph alive.
 
-    A backend derives from it, and inherits all that it does not define. A recipe neither records gradients nor follows
-    autocast, and leaves alone whatever is the user's; but for settings on which the bits depend, which are those of the
-    recipe meanwhile.
+    A backend derives from it, and inherits all that it does not define. A recipe runs under its own settings, records
+    no gradients, follows no autocast, and leaves alone whatever is the user's.
     """
 
     @property
@@ -59,13 +58,8 @@ class Producers(Protocol[T]):
     def recipe(self, tensor: T, spec: TensorSpec, ops: frozenset[str] | None, depth: int, /) -> Recipe | str:
         """Return how :meth:`whole` of a tensor is made again from handles that are noted, or saved by its producer.
 
-        Where there is none it returns why: a few words, the same for all tensors of a kind.
-
-        Args:
-            tensor: as ``pack`` got it, as is its spec.
-            spec: of it.
-            ops: names of the rules that may be used; None for all.
-            depth: most operations one after the other.
+        Where there is none it returns why: a few words, the same for all tensors of a kind. It uses rules of the names
+        ``ops``, or all for None, and at most ``depth`` operations one after the other.
         """
 
     def narrowed(self, tensor: T, spec: TensorSpec, /) -> tuple[Recipe, T] | None:
@@ -82,10 +76,7 @@ class Producers(Protocol[T]):
     def run(self, recipe: Recipe, values: Sequence[T], spec: TensorSpec, /) -> T:
         """Return the tensor of a recipe in fresh memory, with the layout of ``spec``.
 
-        Args:
-            recipe: of this backend.
-            values: for each of its inputs, the tensor behind the handle, or the leaf; only read.
-            spec: of the whole tensor.
+        ``values`` are the tensors behind the handles of its inputs, and its leaves; they are only read.
         """
 
     def part(self, whole: T, spec: TensorSpec, /) -> T:
@@ -94,8 +85,7 @@ class Producers(Protocol[T]):
     def are_there(self, tensors: Sequence[T], /) -> bool:
         """Whether tensors have their memory now, which no other process shares: trainers free parameters for a while.
 
-        An operation outside of a module may save the module's result, and asks for it before the module's parameters
-        are gathered again: then nothing can be made of them.
+        An operation behind a module may ask for its result before the parameters of the module are gathered again.
         """
         return True
 
@@ -105,7 +95,7 @@ class Producers(Protocol[T]):
     def digest(self, whole: T, /) -> Any:
         """Return a number that depends on every bit of a tensor that :meth:`whole` or :meth:`run` gave, as it is now.
 
-        On the host an int. On a device a tensor, which is computed behind the program: nobody waits for it here.
+        On the host an int; on a device a tensor, for which nobody waits here.
         """
 
     def require_equal(self, one: Any, other: Any, refuse: Callable[[], Exception], /) -> None:
@@ -123,9 +113,4 @@ class SupportsProducers(Protocol[T]):
     """A backend whose framework tells inside ``pack`` which operation made a tensor, and its inputs."""
 
     def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers[T]:
-        """Return the producers that make tensors again, for one session.
-
-        Args:
-            is_ours: whether an object is a handle that a recipe may have for an input.
-            rules: of plug-ins, in this backend's own form, beside the built-in ones.
-        """
+        """Return the producers of one session: of handles that ``is_ours`` tells, also by rules of plug-ins."""

@@ -51,7 +51,7 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
 def main(options: argparse.Namespace) -> int:
     """Print the findings; the status is 1 if something does not work at all."""
     nbytes = parse_bytes(options.size, path="--size")
-    found = [*extension(), *allocator(), *cores(), *disks(options.directory, nbytes=nbytes), *frameworks()]
+    found = [*extension(), *allocator(), *disks(options.directory, nbytes=nbytes), *frameworks()]
     if options.json:
         print(json.dumps([asdict(each) for each in found], indent=1))
     else:
@@ -85,18 +85,6 @@ def allocator() -> Iterator[Finding]:
         text = f"{name}: the first policy that frees CPU tensors will change its settings, which costs page faults"
         cure = "start programs with `python -m tensorstash SCRIPT`, after `pip install 'tensorstash[mimalloc]'`"
         yield Finding("allocator", "note", text, cure)
-
-
-def cores() -> Iterator[Finding]:
-    """Count the processors that compute."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = os.environ.get("OMP_NUM_THREADS")
-    text = f"{usable} usable" + (f", OMP_NUM_THREADS={threads}" if threads else "")
-    if usable > 1:
-        yield Finding("cores", "good", text)
-    else:
-        text += ": background work takes turns with the computation"
-        yield Finding("cores", "note", text, "prefer DiskSpill to codecs")
 
 
 def disks(directories: list[str], *, nbytes: int = 4 * _RECORD_BYTES) -> Iterator[Finding]:

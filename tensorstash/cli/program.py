@@ -30,11 +30,8 @@ from tensorstash.policies.route import AUTO
 from tensorstash.sizes import format_bytes
 
 BUDGET_VARIABLE = "TENSORSTASH_BUDGET"
-"""Bytes of saved tensors that may stay, such as ``6GiB``; without a policy, that of the machine."""
-
 STATS_VARIABLE = "TENSORSTASH_STATS"
 """The path of the file that gets the statistics, as JSON; without it, one line goes to standard error."""
-
 RECORD_VARIABLE = "TENSORSTASH_RECORD"
 """``STEPS:PATH``: the number of steps after which the program ends, and the file for the record of them."""
 
@@ -70,15 +67,7 @@ class Watch(MetaPathFinder):
 
 @dataclass
 class Record:
-    """One run, as its process writes it.
-
-    Args:
-        seconds: of each step, from the end of the last one.
-        gradients: SHA-256 of all gradients at each step.
-        peak: largest resident size of the process, in bytes; 0 where the system does not say.
-        device_peak: most bytes in use on an accelerator; 0 without one.
-        lines: that were printed.
-    """
+    """One run, as its process writes it: of each step the seconds and a digest of all gradients, and peaks in bytes."""
 
     seconds: list[float] = field(default_factory=list)
     gradients: list[str] = field(default_factory=list)

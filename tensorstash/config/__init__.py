@@ -41,10 +41,7 @@ group_size, rounding, seed
 
 
 def parse(text: str) -> HookPolicy:
-    """Return the policy that one line of text describes.
-
-    Args:
-        text: such as ``"quantize:bits=4 | disk_spill:budget=2GiB"``; :mod:`tensorstash.config.text` has the grammar.
+    """Return the policy that one line of text describes; :mod:`tensorstash.config.text` has the grammar.
 
     Raises:
         ConfigError: as for :func:`from_dict`, or the text does not follow the grammar.

@@ -21,9 +21,8 @@ POLICY_VARIABLE = "TENSORSTASH_POLICY"
 class Settings(TypedDict, total=False):
     """Arguments of ``stash`` and ``wrap``; those that a file does not set are not there.
 
-    >>> from tensorstash.policies import Keep
-    >>> Settings(policy=Keep(), min_bytes=4096)
-    {'policy': Keep(), 'min_bytes': 4096}
+    >>> Settings(policy=read_policy("keep", "policy"))
+    {'policy': Keep()}
     """
 
     policy: Required[HookPolicy]
@@ -39,8 +38,7 @@ def load_settings(source: str | os.PathLike[str] | BinaryIO) -> Settings:
             opened for reading bytes, which is left open.
 
     Raises:
-        ConfigError: as for :func:`~tensorstash.from_dict`, or the file is of another format, holds no policy, or other
-            keys.
+        ConfigError: as for :func:`~tensorstash.from_dict`; the file is of another format, or has no policy, or more.
         MissingDependencyError: the library behind a name is not installed, or PyYAML.
         OSError: the file cannot be read.
 

@@ -1,9 +1,4 @@
-"""The ``Trainer`` of Lightning.
-
-One line::
-
-    trainer = lightning.Trainer(callbacks=[StashCallback("disk_spill")])
-"""
+"""The ``Trainer`` of Lightning."""
 
 from typing import Any
 

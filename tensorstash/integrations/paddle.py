@@ -1,9 +1,4 @@
-"""``paddle.Model``, the trainer that comes with PaddlePaddle.
-
-One line::
-
-    model.fit(data, callbacks=[StashCallback("disk_spill")])
-"""
+"""``paddle.Model``, the trainer that comes with PaddlePaddle."""
 
 from typing import Any
 

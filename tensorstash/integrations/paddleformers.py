@@ -1,9 +1,4 @@
-"""The ``Trainer`` of PaddleFormers.
-
-One line::
-
-    trainer = Trainer(model, args=args, train_dataset=data, callbacks=[StashCallback("recompute | disk_spill")])
-"""
+"""The ``Trainer`` of PaddleFormers."""
 
 from typing import Any
 
@@ -20,8 +15,7 @@ __all__ = ["LogsStash", "StashCallback"]
 class StashCallback(StashesTrainer, TrainerCallback):
     """Trains under a policy: the model is wrapped when training begins, however the trainer has prepared it.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`; the log is that of
-    :class:`~tensorstash.integrations.trainer.StashesTrainer`.
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -35,12 +35,7 @@ class StashesTrainer(StashesTraining):
 
 
 class LogsStash:
-    """Put in front of a trainer, sends the numbers of its ``StashCallback`` per step to every reporter.
-
-    ::
-
-        class LoggedTrainer(LogsStash, Trainer): ...
-    """
+    """Sends the numbers of a ``StashCallback`` to every reporter: ``class LoggedTrainer(LogsStash, Trainer): ...``."""
 
     callback_handler: Any
 

@@ -21,13 +21,8 @@ NAMES = [f"tensorstash/{n}" for n in ("stashed_MiB", "saved_MiB", "kept_MiB", "p
 class StashesTraining:
     """The policy that a model trains under: in front of a library's own class of callbacks.
 
-    The model is wrapped when training begins, and unwrapped when it ends.
-
-    Args:
-        policy: treatment of each saved tensor; also one line of text, as of :func:`~tensorstash.parse`.
-        budget: bytes of saved tensors that may stay; as for :func:`~tensorstash.wrap`.
-        limits: byte budgets of work under way, and the timeout.
-        min_bytes: tensors below this size are kept; bytes, or text such as ``"1MiB"``.
+    The model is wrapped when training begins, and unwrapped when it ends. The arguments are those of
+    :func:`~tensorstash.wrap`.
 
     Raises:
         ConfigError: one of them is none; said here, and not when training begins.
@@ -96,10 +91,7 @@ class StashesTraining:
 
 @contextmanager
 def needs(command: str) -> Iterator[None]:
-    """Run a block that imports a library; where it is missing, the error names the command that installs it.
-
-    Args:
-        command: the arguments of ``pip install``.
+    """Run a block that imports a library; where it is missing, the error has the arguments of ``pip install``.
 
     >>> with needs("no-such-library"):
     ...     import no_such_library

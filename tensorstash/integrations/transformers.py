@@ -1,9 +1,4 @@
-"""The ``Trainer`` of Transformers, and all that derive from it: those of TRL, with PEFT's adapters or without.
-
-One line::
-
-    trainer = Trainer(model, args, train_dataset=data, callbacks=[StashCallback("disk_spill")])
-"""
+"""The ``Trainer`` of Transformers, and all that derive from it: those of TRL, with PEFT's adapters or without."""
 
 from tensorstash.integrations.trainer import LogsStash, StashesTrainer
 from tensorstash.integrations.training import needs
@@ -17,6 +12,5 @@ __all__ = ["LogsStash", "StashCallback"]
 class StashCallback(StashesTrainer, TrainerCallback):
     """Trains under a policy: the model is wrapped when training begins, however the trainer has prepared it.
 
-    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`; the log is that of
-    :class:`~tensorstash.integrations.trainer.StashesTrainer`.
+    Arguments and errors are those of :class:`~tensorstash.integrations.training.StashesTraining`.
     """

@@ -25,9 +25,6 @@ class Encode(Policy):
     Args:
         codec: to run; payloads stay where it ran.
 
-    Raises:
-        ConfigError: it is not a codec.
-
     >>> from tensorstash.codecs import Sparse, Zstd
     >>> Encode(Sparse()) | Encode(Zstd())
     Chain(steps=(Encode(codec=Sparse()), Encode(codec=Zstd(level=1, shuffle=False))))
@@ -52,12 +49,9 @@ class Compress(Policy):
     left out, and the bytes of numbers are compressed apart, such as exponents. A tensor that does not shrink is kept.
 
     Args:
-        level: of Zstandard; higher is smaller and slower, and 1 is already the best trade for activations.
+        level: of Zstandard, 1 to 22; higher is smaller and slower, and 1 is already the best trade for activations.
         min_ratio: how many times smaller a payload has to be, 1 or more; tensors that shrink less are kept. Dense
             numbers in float32 shrink 1.2 times, at the cost of half a step.
-
-    Raises:
-        ConfigError: Zstandard has no such level, or the ratio is below 1.
 
     >>> Compress(level=3)
     Compress(level=3, min_ratio=1.25)
@@ -90,9 +84,6 @@ class Quantize(Policy):
         rounding: ``"nearest"``; ``"stochastic"``, right on average, so that errors do not add up over the layers; or
             ``"auto"``: nearest with 8 bits, and stochastic with fewer.
         seed: of stochastic rounding; the user's random state is never touched.
-
-    Raises:
-        ConfigError: a value is none of these.
 
     >>> Quantize(4).plan(TensorSpec((64, 64), (64, 1), 0, "float32", "cpu")).codecs
     (Affine(bits=4, group_size=128, rounding='stochastic', seed=0),)
@@ -127,9 +118,6 @@ class Cast(Policy):
 
     Args:
         dtype: held in place of theirs: ``"bfloat16"``, ``"float16"``, ``"float8_e4m3fn"`` or ``"float8_e5m2"``.
-
-    Raises:
-        ConfigError: another dtype.
 
     >>> Cast("bfloat16") | Compress()
     Chain(steps=(Cast(dtype='bfloat16'), Compress(level=1, min_ratio=1.25)))

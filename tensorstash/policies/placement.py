@@ -18,8 +18,7 @@ from tensorstash.stores.memory import Memory
 class Keep(Policy):
     """Tensors stay as they are; the neutral element of ``|``.
 
-    >>> from tensorstash.policies.policy import PROBES
-    >>> Keep().plan(PROBES[0]).keeps
+    >>> Keep().plan(TensorSpec((4,), (1,), 0, "float32", "cpu")).keeps
     True
     """
 
@@ -54,10 +53,6 @@ class StoreIn(Policy):
     Args:
         store: the description of a store; equal descriptions share one open store within a session.
 
-    Raises:
-        ConfigError: it is not a description of a store.
-
-    >>> from tensorstash.stores.memory import Memory
     >>> StoreIn(Memory(budget="1 KiB"))
     StoreIn(store=Memory(budget=1024, then=None))
     """
@@ -68,10 +63,8 @@ class StoreIn(Policy):
     def __post_init__(self) -> None:
         if isinstance(self.store, type) or not isinstance(self.store, StoreConfig):
             raise ConfigError(f"store_in.store: got {self.store!r}, expected a store such as Memory()")
-        if self.store.tier not in ("memory", "disk"):
-            raise ConfigError(
-                f"store_in.store: {self.store!r} has the tier {self.store.tier!r}, not 'memory' or 'disk'"
-            )
+        if (tier := self.store.tier) not in ("memory", "disk"):
+            raise ConfigError(f"store_in.store: {self.store!r} has the tier {tier!r}, not 'memory' or 'disk'")
 
     def extend(self, plan: Plan, spec: TensorSpec, /) -> Plan:
         return append(plan, spec, store=self.store)
@@ -85,9 +78,6 @@ class DiskSpill(Policy):
         directory: an existing directory on the disk to use; None for ``$TMPDIR``, else the system's own for large
             temporary files. A directory that is kept in memory saves nothing.
         budget: most bytes on disk at one time, or text such as ``"40 GiB"``; None for as much as there is room.
-
-    Raises:
-        ConfigError: no path, or no size. A session finds out whether the directory exists.
 
     >>> DiskSpill("/nvme/scratch", budget="40 GiB")
     DiskSpill(directory='/nvme/scratch', budget=42949672960)

@@ -47,10 +47,8 @@ class Plan:
     def __post_init__(self) -> None:
         for first, second in zip(self.codecs, self.codecs[1:], strict=False):
             if first.kind.endswith("->bytes") and second.kind.startswith("array->"):
-                raise PlanError(
-                    f"{second!r} takes an array, but {first!r} before it returns bytes; "
-                    f"put array codecs (such as quantization) before byte codecs (such as compression)"
-                )
+                cure = "put array codecs (such as quantization) before byte codecs (such as compression)"
+                raise PlanError(f"{second!r} takes an array, but {first!r} before it returns bytes; {cure}")
         object.__setattr__(self, "_hash", hash((self.codecs, self.store, self.rebuilding)))
 
     def __hash__(self) -> int:

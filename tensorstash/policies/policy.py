@@ -25,7 +25,7 @@ _REMEMBERED_POLICIES = 256
 
 
 class Policy(ABC):
-    """A policy that composes with ``|``.
+    """A policy that composes with ``|``; a value that it cannot take is a ConfigError when it is built.
 
     A policy of a third party is a frozen dataclass that implements :meth:`extend`, usually by :func:`append`.
 
@@ -82,7 +82,6 @@ class Chain(Policy):
         steps: policies in the order of packing; without any, tensors are kept.
 
     Raises:
-        ConfigError: a step is not a policy.
         PlanError: a step can never do its work after those before it.
 
     >>> from tensorstash.policies import Compress, Quantize

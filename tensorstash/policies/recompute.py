@@ -10,7 +10,7 @@ from tensorstash.policies.selectors import texts_of
 from tensorstash.registry import did_you_mean, names
 from tensorstash.spec import TensorSpec
 
-_NAMES = "add batch_norm cast clone dropout gelu glu layer_norm masks mul narrow relu silu"
+_NAMES = "add batch_norm cast clone dropout embedding gelu glu layer_norm masks mul narrow relu silu"
 RULES = tuple(_NAMES.split())
 """The rules that are built in; each backend has those that its framework can follow."""
 
@@ -28,9 +28,6 @@ class Recompute(Policy):
     Args:
         ops: names of the rules to use, of :data:`RULES` or of plug-ins; None for all.
         depth: most operations that are run one after the other for one tensor, 1 or more.
-
-    Raises:
-        ConfigError: a value is none of these.
 
     >>> from tensorstash.policies import DiskSpill
     >>> Recompute(ops=("gelu", "cast")) | DiskSpill()  # doctest: +ELLIPSIS

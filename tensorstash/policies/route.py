@@ -21,13 +21,8 @@ class Rule:
         when: which tensors, seen as they were saved, before any codec.
         use: their policy.
 
-    Raises:
-        ConfigError: these are not a selector and a policy.
-
-    >>> from tensorstash.policies import Compress
-    >>> from tensorstash.policies.selectors import Dtypes, MinBytes
-    >>> Rule(MinBytes("1MiB") & ~Dtypes("bool"), Compress()).use
-    Compress(level=1, min_ratio=1.25)
+    >>> Rule(Devices("cuda"), CpuOffload()).use
+    CpuOffload()
     """
 
     when: Selector
@@ -46,14 +41,9 @@ class Route(Policy):
         rules: tried in order.
         otherwise: for tensors that no rule selects.
 
-    Raises:
-        ConfigError: a rule is not a :class:`Rule`, or ``otherwise`` is not a policy.
-
-    >>> from tensorstash.policies import CpuOffload, Quantize
-    >>> from tensorstash.policies.selectors import Dtypes, MinBytes
-    >>> route = Route((Rule(MinBytes("1 MiB") & Dtypes("float32"), Quantize(4)),), otherwise=CpuOffload())
-    >>> route.plan(TensorSpec((2,), (1,), 0, "float32", "cpu")).reason
-    'already in host memory'
+    >>> route = Route((Rule(Devices("cpu"), DiskSpill()),), otherwise=CpuOffload())
+    >>> route.plan(TensorSpec((2,), (1,), 0, "float32", "cuda:0")).store
+    Memory(budget=None, then=None)
     """
 
     name: ClassVar[str] = "route"

@@ -1,7 +1,7 @@
 """Settings come from files of three formats, from what libraries for configuration make, and from command lines."""
 
 import argparse
-import builtins
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +59,7 @@ def test_a_mistake_in_a_file_is_told_with_its_place(name: str, text: str, messag
 
 
 def test_without_pyyaml_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name == "yaml":
-            raise ImportError("No module named 'yaml'")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "yaml", None)
     path = tmp_path / "s.yaml"
     path.write_text("policy: keep")
     with pytest.raises(MissingDependencyError, match="pip install pyyaml"):

@@ -30,16 +30,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the trainers
 
 def trainer_of(kind: Any, directory: Path, report_to: list[str], callback: Any, **options: Any) -> Any:
     trainers.forget_accelerators()
-    args = transformers.TrainingArguments(
-        output_dir=str(directory),
-        max_steps=trainers.STEPS,
-        per_device_train_batch_size=trainers.BATCH,
-        logging_steps=1,
-        report_to=report_to,
-        use_cpu=True,
-        save_strategy="no",
-        disable_tqdm=True,
-    )
+    given = {**trainers.ARGUMENTS, "output_dir": str(directory), "logging_steps": 1, "report_to": report_to}
+    args = transformers.TrainingArguments(**given)
     data = datasets.Dataset.from_list(trainers.rows(1))
     parts = {"data_collator": trainers.collate, "callbacks": [callback], **options}
     return kind(model=trainers.llama(), args=args, train_dataset=data, **parts)

@@ -20,19 +20,10 @@ STEPS = 3
 OPTIONS: dict[str, Any] = {"limits": ts.Limits(in_flight=0, ahead=0), "min_bytes": 0}
 
 
-class Rows(paddle.io.Dataset):  # type: ignore[misc]
-    """Inputs and targets that are the same each time."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        random = np.random.default_rng(0)
-        self._rows = random.normal(size=(count, 2, 16)).astype(np.float32)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Any:
-        return tuple(self._rows[index])
+def rows(count: int) -> Any:
+    """Return inputs and targets that are the same each time."""
+    values = np.random.default_rng(0).normal(size=(2, count, 16)).astype(np.float32)
+    return paddle.io.TensorDataset([paddle.to_tensor(each) for each in values])
 
 
 def network() -> Any:
@@ -65,10 +56,8 @@ def fit(where: str, accumulation: int = 1, callbacks: tuple[Any, ...] = ()) -> t
     if where == "after":
         handle = ts.wrap(net, "compress", **OPTIONS)
     given = [callback, *callbacks] if callback else list(callbacks)
-    rows = Rows(4 * STEPS * accumulation)
-    model.fit(
-        rows, batch_size=4, shuffle=False, verbose=0, callbacks=given, accumulate_grad_batches=accumulation, epochs=1
-    )
+    data, options = rows(4 * STEPS * accumulation), {"batch_size": 4, "shuffle": False, "verbose": 0}
+    model.fit(data, callbacks=given, accumulate_grad_batches=accumulation, epochs=1, **options)
     return [one.numpy() for one in net.parameters()], handle or callback
 
 
@@ -93,10 +82,10 @@ def test_the_network_is_as_it_was_when_training_has_ended() -> None:
     net = network()
     model = paddle.Model(net)
     model.prepare(paddle.optimizer.SGD(1e-2, parameters=net.parameters()), paddle.nn.MSELoss())
-    model.fit(Rows(4), batch_size=4, verbose=0, callbacks=[callback := StashCallback("compress", **OPTIONS)])
+    model.fit(rows(4), batch_size=4, verbose=0, callbacks=[callback := StashCallback("compress", **OPTIONS)])
     assert ts.wrapped(net) == ()
     seen = callback.stats().seen
-    model.fit(Rows(4), batch_size=4, verbose=0)
+    model.fit(rows(4), batch_size=4, verbose=0)
     assert callback.stats().seen == seen
 
 

@@ -23,6 +23,8 @@ from tensorstash.integrations import transformers as with_transformers
 STEPS, BATCH, LENGTH, WORDS = 3, 2, 16, 64
 AT_ONCE = ts.Limits(in_flight=0, ahead=0)
 OPTIONS: dict[str, Any] = {"limits": AT_ONCE, "min_bytes": 0}
+ARGUMENTS: dict[str, Any] = {"max_steps": STEPS, "per_device_train_batch_size": BATCH, "use_cpu": True}
+ARGUMENTS |= {"save_strategy": "no", "disable_tqdm": True}
 
 
 @dataclass
@@ -112,23 +114,19 @@ def _in_trainer(cell: Cell, directory: str, kind: Any, arguments: Any, **options
     model = model_of(cell)
     under.reach("before", model)
     args = arguments(
+        **ARGUMENTS,
         output_dir=directory,
-        max_steps=STEPS,
-        per_device_train_batch_size=BATCH,
         gradient_accumulation_steps=cell.accumulation,
         gradient_checkpointing=cell.checkpointing,
         bf16=cell.precision == "bf16",
-        use_cpu=True,
         report_to=[],
-        save_strategy="no",
         logging_strategy="no",
-        disable_tqdm=True,
         seed=0,
     )
-    data = datasets.Dataset.from_list(rows(cell.accumulation))
     if kind is transformers.Trainer:
         options["data_collator"] = collate
     torch.manual_seed(0)
+    data = datasets.Dataset.from_list(rows(cell.accumulation))
     trainer = kind(model=model, args=args, train_dataset=data, callbacks=under.callbacks, **options)
     under.reach("after", trainer.model)
     trainer.train()
