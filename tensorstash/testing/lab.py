@@ -106,10 +106,6 @@ class Lab(ABC):
     def model(self) -> Model:
         """Return a module of 8 inputs and 4 outputs with a submodule ``first`` and at least two parameters."""
 
-    def parameters(self, model: Model) -> list[Tensor]:
-        """Return the model's parameters, in the framework's order."""
-        return list(model.parameters())
-
     def state(self, model: Model) -> dict[str, Array]:
         """Return the names and bits of the model's state dictionary."""
         return {name: self.bits(tensor) for name, tensor in model.state_dict().items()}

@@ -18,7 +18,7 @@ def test_a_deep_copy_is_wrapped_until_it_or_the_original_is_unwrapped(framework)
     twin = copy.deepcopy(model)
     third = copy.deepcopy(twin)
     plain = lab.bits(model(framework.batch())).tobytes()
-    for parameter in lab.parameters(twin):
+    for parameter in twin.parameters():
         lab.write_unversioned(parameter, 0.0)
     assert lab.bits(twin(framework.batch())).tobytes() != plain, "the copy runs the weights of the original"
     assert lab.bits(model(framework.batch())).tobytes() == plain
