@@ -35,19 +35,10 @@ def tensor(data: Any, dtype: DTypeLike | None = None, device: str = "cpu", requi
 def from_buffer(
     buffer: Array, shape: Sequence[int], strides: Sequence[int], offset: int, dtype: DTypeLike, device: str = "cpu"
 ) -> Tensor:
-    """Give a tensor of any layout over raw bytes.
+    """Give a tensor of any layout over raw bytes: strides in elements, offset in bytes.
 
-    Args:
-        buffer: flat, writable uint8 array. Adopted as the storage on the host, copied once to an accelerator, there
-            at the same address modulo 64.
-        shape: extents.
-        strides: steps in elements.
-        offset: position of the first element in bytes.
-        dtype: element type.
-        device: where the bytes are to lie.
-
-    Raises:
-        ValueError: the layout leaves the buffer, or the buffer is not flat, writable bytes.
+    A flat, writable uint8 buffer is adopted as the storage on the host. To an accelerator it is copied once, there to
+    the same address modulo 64.
     """
     space, kind = memory(device), as_dtype(dtype)
     if space.is_host:

@@ -19,15 +19,9 @@ def update(target: Tensor, operation: Callable[..., Tensor], *operands: Any) -> 
     Bumps the version that all tensors over the storage share.
 
     Raises:
-        InplaceError: `target` is a leaf that requires grad or a view, or has elements that share memory; while nothing
-            is recorded only the last.
+        InplaceError: `target` is a leaf that requires grad, or a view, while gradients are recorded.
         ValueError: the result has another shape or type than `target`.
     """
-    if target.layout.may_overlap:
-        raise InplaceError(
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-            "location; clone() it first"
-        )
     recorded = is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (target, *operands))
     if recorded and (target._is_view or (target.is_leaf and target.requires_grad)):
         kind = "a view" if target._is_view else "a leaf tensor that requires grad"

@@ -104,11 +104,7 @@ gather: Primitive = Primitive(
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """Give a view for integers, slices and None; a copy of rows for an index tensor.
-
-    Raises:
-        TypeError: the key holds anything else.
-    """
+    """Give a view for integers, slices and None; a copy of rows for an index tensor; refuse others."""
     if isinstance(key, Tensor):
         return gather(x, key)
     items = key if isinstance(key, tuple) else (key,)
@@ -169,17 +165,7 @@ restride = ViewPrimitive("restride", lambda x, *, target: target, x=_unknown)
 
 
 def as_strided(x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int) -> Tensor:
-    """Give any layout over the storage, overlaps and negative steps too.
-
-    Args:
-        x: a tensor over the storage.
-        shape: extents.
-        strides: steps in elements.
-        offset: absolute position of the first element in bytes.
-
-    Raises:
-        ValueError: the layout leaves the storage.
-    """
+    """Give any layout over the storage of `x`: strides in elements, and an absolute offset in bytes."""
     return restride(x, target=Layout(tuple(shape), tuple(strides), offset, x.layout.itemsize))
 
 

@@ -112,13 +112,7 @@ class Tensor:
         return self._read().copy(order="C")
 
     def numpy(self) -> Array:
-        """Copy the elements to an array.
-
-        Raises:
-            DeviceError: the tensor lies on an accelerator.
-            RuntimeError: the tensor requires grad, and gradients are recorded, as they are not in a pack hook.
-            TypeError: NumPy has no such element type.
-        """
+        """Copy the elements of a host tensor to an array; gradients must not be recorded, as they are not in hooks."""
         if not self.storage.space.is_host:
             raise DeviceError(f"cannot give a {self.device} tensor to NumPy; use .to('cpu') first")
         if self.requires_grad and is_grad_enabled():
@@ -133,9 +127,6 @@ class Tensor:
 
     def tolist(self) -> Any:
         return self.dtype.decode(self._read()).tolist()
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
 
     def __repr__(self) -> str:
         values = np.array2string(self.dtype.decode(self._read()), separator=", ", prefix="tensor(", threshold=50)

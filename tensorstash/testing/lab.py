@@ -29,7 +29,7 @@ class Layout:
 
     Args:
         shape: sizes of the dimensions.
-        strides: distance between neighbours of each dimension, in elements.
+        strides: in elements.
         dtype: the element type's name.
         device: the framework's name of the place.
         alignment: address of the first element modulo 64, in bytes; 0 for an empty tensor.
@@ -66,7 +66,7 @@ class Lab(ABC):
     framework: ClassVar[Any]
     devices: tuple[str, ...]
     dtypes: tuple[str, ...]
-    float_dtypes: tuple[str, ...] = ("float32", "float64")
+    float_dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32", "float64")
     flags: tuple[str, ...] = ()
     reverses: bool = True
 
@@ -105,10 +105,6 @@ class Lab(ABC):
     @abstractmethod
     def model(self) -> Model:
         """Return a module of 8 inputs and 4 outputs with a submodule ``first`` and at least two parameters."""
-
-    def parameters(self, model: Model) -> list[Tensor]:
-        """Return the model's parameters, in the framework's order."""
-        return list(model.parameters())
 
     def state(self, model: Model) -> dict[str, Array]:
         """Return the names and bits of the model's state dictionary."""

@@ -117,7 +117,7 @@ def training(lab: Lab, scope: Scope = nullcontext, steps: int = 3) -> dict[str, 
             loss = (out * out).sum()
         lab.backward(loss)
         losses[f"loss {step}"] = lab.bits(loss)
-        for parameter in lab.parameters(model):
+        for parameter in model.parameters():
             lab.descend(parameter, 0.01)
     return {**losses, **lab.state(model)}
 

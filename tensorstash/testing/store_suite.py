@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import count
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -50,9 +51,7 @@ class StoreSuite(ConfigSuite):
         timeout_s: how long a deadlock is waited for, in seconds.
     """
 
-    protocol = StoreConfig
-    policy = StoreIn
-    group = "stores"
+    protocol, policy, group = StoreConfig, StoreIn, "stores"
     attribute = ("tier", ("memory", "disk"))
     timeout_s: ClassVar[float] = 60.0
 
@@ -79,7 +78,7 @@ class StoreSuite(ConfigSuite):
         slots = [store.put(array if array.base is not None else array.copy()) for array in payloads]
         assert len(set(slots)) == len(slots), "a slot was given twice"
         for _ in range(2):
-            for slot, array in reversed(list(zip(slots, payloads, strict=True))):
+            for slot, array in zip(slots[::-1], payloads[::-1], strict=True):
                 found = store.get(slot)
                 assert_same_bits(found, array, f"record of {array.size} bytes")
                 if found.flags.writeable:
@@ -209,14 +208,14 @@ class StoreSuite(ConfigSuite):
         assert len(slots) >= 4, f"only {len(slots)} records of {size} bytes in a budget of {budget}"
         for seed, slot in enumerate(slots):
             assert_same_bits(store.get(slot), payload(size, seed=seed), "a record of a store that was full")
-        for round_ in range(30):
+        for _ in range(30):
             store.delete(slots.pop(0))
-            slots.append(store.put(payload(size, seed=round_)))
+            slots.append(store.put(payload(size)))
             for too_much in (size, budget + 1):
                 with pytest.raises(StoreFullError):
                     store.put(payload(too_much))
-        while slots:
-            store.delete(slots.pop())
+        for slot in slots:
+            store.delete(slot)
         for round_ in range(60):
             slots = [store.put(payload(blocks * 4096)) for blocks in ((1, 3, 2) if round_ % 2 else (2, 1, 1))]
             for slot in slots if round_ % 3 else reversed(slots):
@@ -266,15 +265,12 @@ def payload(size: int, seed: int = 0) -> Array:
 
 def _interrupt(call: Callable[[], object], finalizer: Callable[[], None], *, at_line: int) -> bool:
     """Run ``call``, and ``finalizer`` inside it before its n-th line, as the collector may; tell whether it has one."""
-    lines = 0
+    lines = count()
 
     def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
-        nonlocal lines
-        if event == "line":
-            lines += 1
-            if lines == at_line + 1:
-                sys.settrace(None)
-                finalizer()
+        if event == "line" and next(lines) == at_line:
+            sys.settrace(None)
+            finalizer()
         return trace
 
     before = sys.gettrace()
@@ -283,7 +279,7 @@ def _interrupt(call: Callable[[], object], finalizer: Callable[[], None], *, at_
         call()
     finally:
         sys.settrace(before)
-    return lines > at_line
+    return next(lines) > at_line
 
 
 def _open_files() -> int:

@@ -77,7 +77,7 @@ class Blocks:
         found = []
         for _ in range(steps):
             model(x).square().sum().backward()
-            for weight in self.lab.parameters(model):
+            for weight in model.parameters():
                 if weight.grad is not None:
                     found.append(self.lab.gradient(weight).tobytes())
                     self.lab.descend(weight, 0.01)

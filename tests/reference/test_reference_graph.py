@@ -7,12 +7,11 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tensorstash.reference import Tensor, grad, no_grad, saved_tensors_hooks, tensor
+from tensorstash.reference import Tensor, grad, saved_tensors_hooks, tensor
 from tensorstash.testing.harness import reference_counting_only
 
 WORKERS = 4
@@ -44,40 +43,6 @@ def test_an_unused_input_has_no_gradient() -> None:
     a, b = scalar(2.0), scalar(3.0)
     first, second = grad(a * a, [a, b])
     assert (first.item(), second) == (4.0, None)
-
-
-def test_nodes_run_latest_recorded_first() -> None:
-    order = []
-    x = tensor([1.0], requires_grad=True)
-    ys = []
-    for name in "abc":
-        with saved_tensors_hooks(lambda t: t.detach(), lambda t, name=name: order.append(name) or t):
-            ys.append(x.exp())
-    (ys[1] + ys[0] + ys[2]).backward()
-    assert order == ["c", "b", "a"]
-
-
-def count_packs(function: Callable[[], Any]) -> list[tuple[int, ...]]:
-    seen = []
-
-    def pack(x: Tensor) -> Tensor:
-        seen.append(x.shape)
-        return x
-
-    with saved_tensors_hooks(pack, lambda x: x):
-        function()
-    return seen
-
-
-def test_what_a_formula_does_not_name_is_not_saved() -> None:
-    x, c = tensor([1.0, 1.0], requires_grad=True), tensor([1.0, 1.0])
-    assert count_packs(lambda: (x + x).sum().reshape(1, 1) * 2.0) == []
-    assert len(count_packs(lambda: x * c)) == 1
-    assert len(count_packs(lambda: x * x)) == 2
-    assert len(count_packs(lambda: x.exp())) == 1
-    assert count_packs(lambda: c * c) == []
-    with no_grad():
-        assert count_packs(lambda: x * x) == []
 
 
 def test_threads_accumulate_into_a_shared_leaf_without_loss() -> None:

@@ -14,19 +14,9 @@ _accumulating = threading.Lock()
 
 
 def backward(output: Tensor, gradient: Tensor | None = None, retain_graph: bool = False) -> None:
-    """Accumulate gradients into the `grad` of leaves.
+    """Accumulate gradients into the `grad` of leaves, given that of the output; by default 1, of one element.
 
     Saved tensors are freed node by node as the walk passes, unless `retain_graph`.
-
-    Args:
-        output: the tensor to differentiate.
-        gradient: of its shape; None means 1 for an output of one element.
-        retain_graph: keep saved tensors for another backward.
-
-    Raises:
-        GraphReleasedError: saved tensors have been freed by an earlier backward.
-        InplaceError: a saved tensor has been modified since.
-        RuntimeError: the output does not require grad, or has several elements and no gradient.
     """
     _walk(output, gradient, None, retain_graph, create_graph=False)
 
@@ -34,13 +24,8 @@ def backward(output: Tensor, gradient: Tensor | None = None, retain_graph: bool 
 def grad(output: Tensor, inputs: Tensor | Sequence[Tensor], *, create_graph: bool = False) -> tuple[Tensor | None, ...]:
     """Give the gradients of an output of one element with respect to `inputs`; no `grad` attribute changes.
 
-    Args:
-        output: the tensor to differentiate.
-        inputs: one tensor or several, leaves or not; the gradient is None where the output does not depend on one.
-        create_graph: record the gradient computation, for higher derivatives, and keep saved tensors.
-
-    Raises:
-        RuntimeError: as `backward`; or an input does not require grad.
+    A gradient is None where the output does not depend on an input. `create_graph` records the computation, for higher
+    derivatives, and keeps saved tensors.
 
     >>> from tensorstash.reference import tensor
     >>> x = tensor(3.0, requires_grad=True)

@@ -39,12 +39,9 @@ Operand: TypeAlias = "Tensor | complex"
 
 
 class Operation:
-    """An operation that is recorded with the operands and the result that its formulas name.
+    """A function of operands (positional) and attributes (keyword-only), with a formula of each differentiable operand.
 
-    Args:
-        name: of the operation.
-        function: takes operands (positional) and attributes (keyword-only).
-        formulas: gradient of each differentiable operand.
+    It is recorded with the operands and the result that its formulas name.
     """
 
     __call__: Callable[..., Tensor]
@@ -128,14 +125,10 @@ def conform(gradient: Tensor, meta: Meta) -> Tensor:
 
 
 class Primitive(Operation):
-    """An operation that computes new elements.
+    """An operation that computes new elements by a kernel on arrays.
 
-    Args:
-        name: of the operation.
-        kernel: from operand arrays (positional) and attributes (keyword-only) to an array. An attribute named
-            ``dtype`` or ``device`` is that of the result.
-        moves: the kernel moves stored elements bit for bit, and so sees carriers, not compute elements.
-        formulas: gradient of each differentiable operand.
+    An attribute named ``dtype`` or ``device`` is that of the result. A kernel that ``moves`` stored elements bit for
+    bit sees carriers, not compute elements.
     """
 
     def __init__(self, name: str, kernel: Callable[..., Any], *, moves: bool = False, **formulas: Formula) -> None:
@@ -145,12 +138,7 @@ class Primitive(Operation):
         self._is_data = [not formulas or operand in formulas for operand in self.operands]
 
     def __call__(self, *operands: Operand, **attributes: Any) -> Tensor:
-        """Compute, and record if an operand requires grad.
-
-        Raises:
-            DeviceError: the operands lie on different devices.
-            TypeError: they are of different element types, or a number is not of the tensors'.
-        """
+        """Compute, and record if an operand requires grad; tensors must agree in device and element type."""
         tensors = [x for x in operands if isinstance(x, Tensor)]
         devices = {x.device: None for x in tensors}
         if len(devices) > 1:
@@ -195,13 +183,7 @@ class Primitive(Operation):
 
 
 class ViewPrimitive(Operation):
-    """An operation that gives another layout over the same storage.
-
-    Args:
-        name: of the operation.
-        relayout: from the operand's layout and keyword attributes to the layout of the view.
-        formulas: gradient of the operand.
-    """
+    """An operation that gives another layout, made of the operand's and of attributes, over the same storage."""
 
     def __init__(self, name: str, relayout: Callable[..., Layout], **formulas: Formula) -> None:
         super().__init__(name, relayout, formulas)

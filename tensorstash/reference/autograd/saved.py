@@ -20,14 +20,8 @@ class SavedTensor:
 
     Without hooks it holds a detached alias and checks the version at use. With hooks it holds the result of `pack`, and
     the version check is off, as in PyTorch. In both cases it puts history back itself, so tensors between hooks may
-    be detached. An operation's own output is handed to `pack` detached: no hook can close a reference cycle.
-
-    Args:
-        tensor: to save; not kept itself, except for the gradient of a leaf.
-        is_output: whether it is the result of the recording node.
-
-    Raises:
-        HookError: `pack` modified its argument in place. Exceptions of `pack` pass through.
+    be detached. An operation's own output is handed to `pack` detached: no hook can close a reference cycle. Exceptions
+    of the hooks pass through.
     """
 
     __slots__ = ("_content", "_hooks", "_is_output", "_meta", "_node", "_released", "_version")
@@ -48,16 +42,7 @@ class SavedTensor:
             raise HookError("a pack hook modified the saved tensor in place; work on a copy")
 
     def unpack(self, node: Node) -> Tensor:
-        """Give the tensor with its history; any number of times until `release`.
-
-        Args:
-            node: the node that recorded it.
-
-        Raises:
-            GraphReleasedError: it has been released.
-            InplaceError: it was modified in place since, and no hooks hold it.
-            HookError: `unpack` gave something else than it must. Exceptions of `unpack` pass through.
-        """
+        """Give the tensor, with its history, to the node that recorded it; any number of times until `release`."""
         if self._released:
             raise GraphReleasedError(_RELEASED)
         origin = node if self._is_output else self._node
@@ -99,13 +84,6 @@ class saved_tensors_hooks:  # noqa: N801  (the name both frameworks give it)
     Scopes nest; only the innermost pair runs. Both functions run with gradient recording off. `pack` is given the
     saved tensor itself, an operation's own output as a detached alias. `unpack` must return a tensor of the same
     shape, type and device; the engine puts history back. It may be called any number of times, from any thread.
-
-    Args:
-        pack: from the saved tensor to any object, which the graph owns.
-        unpack: from that object to a tensor.
-
-    Raises:
-        HookError: on exit, another scope is still open.
 
     >>> from tensorstash.reference import tensor
     >>> a = tensor([2.0], requires_grad=True)

@@ -73,17 +73,6 @@ class Layout:
         strides = zip(self.shape, self.strides, dense, strict=True)
         return self.numel == 0 or all(size == 1 or stride == step for size, stride, step in strides)
 
-    @property
-    def may_overlap(self) -> bool:
-        """Whether two indices may name one element; sufficient test by nested strides, as in PyTorch."""
-        steps = sorted((abs(stride), size) for size, stride in zip(self.shape, self.strides, strict=True) if size > 1)
-        reach = 0
-        for stride, size in steps:
-            if stride <= reach:
-                return self.numel > 0
-            reach += (size - 1) * stride
-        return False
-
     def viewed(self, view: Callable[[Array], Array]) -> Layout:
         """Return the layout that NumPy gives a view of an array of this one."""
         nowhere = as_strided(np.empty(1, f"V{self.itemsize}"), self.shape, self.byte_strides)  # is never read

@@ -55,12 +55,8 @@ def memory(device: str) -> MemorySpace:
 class Storage:
     """A block of bytes in one memory space, with the version counter that all tensors over it share.
 
-    Hashable by identity: a weak reference to it never equals one to a later storage at the same address.
-
-    Args:
-        buffer: flat, writable ``uint8`` array; adopted, not copied.
-        space: the memory space that is charged ``buffer.nbytes``.
-        counter: the number of in-place operations, in a list of one, to share; by default a new one.
+    Hashable by identity: a weak reference to it never equals one to a later storage at the same address. The buffer is
+    adopted, not copied. The counter is the number of in-place operations, in a list of one, to share.
     """
 
     __slots__ = ("__weakref__", "buffer", "counter", "nbytes", "space")

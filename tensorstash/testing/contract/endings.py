@@ -133,12 +133,12 @@ class NothingLeftBehind(Harness):
 
     def _gradients(self, lab: Lab, model: Model) -> dict[str, Any]:
         lab.backward(model(lab.tensor(floats(5, 8))).sum())
-        return {str(n): lab.gradient(parameter) for n, parameter in enumerate(lab.parameters(model))}
+        return {str(n): lab.gradient(parameter) for n, parameter in enumerate(model.parameters())}
 
     def _portrait(self, model: Model) -> dict[str, Any]:
         return {
             "class": type(model),
-            "parameters": [id(parameter) for parameter in self.lab.parameters(model)],
+            "parameters": [id(parameter) for parameter in model.parameters()],
             "modules": [name for name, _ in self.lab.backend.named_modules(model)],
             "state": {name: (bits.shape, bits.tobytes()) for name, bits in self.lab.state(model).items()},
         }

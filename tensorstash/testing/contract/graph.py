@@ -111,9 +111,9 @@ class InPlaceSafety(Harness):
                     assert leaf.grad is None, f"{name}: {place} was modified {how}, and a gradient was written"
 
     def test_line04_what_recipes_are_made_of_is_refused_if_it_was_written_without_a_version(self, lab: Lab) -> None:
-        for policy in list(recomputing_policies(lab).values())[:1]:
+        if recomputing_policies(lab):
             (leaf, inner), (_, right) = square(lab), square(lab, seed=1)
-            with self.stash(policy):
+            with self.stash(Recompute()):
                 left = inner.exp()
                 product = left * right
                 loss = (product * product).sum()
@@ -219,7 +219,7 @@ class Ownership(Harness):
             assert_same_bits(lab.bits(session.unpack(handle)), floats(32), "the payload of a tensor that is gone")
 
     def test_line05_what_recipes_are_made_of_goes_with_the_graph(self, lab: Lab) -> None:
-        for _ in recomputing_policies(lab):
+        if recomputing_policies(lab):
             for ending in ("backward", "retained", "dropped", "error"):
                 with self._watched(Recompute()) as (tap, stash):
                     loss = self._gate(stash, lab, _fail if ending == "error" else None)

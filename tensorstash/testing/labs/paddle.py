@@ -25,6 +25,7 @@ class PaddleLab(Lab):
     name: ClassVar[str] = "paddle"
     framework: ClassVar[Any] = paddle
     dtypes = _DTYPES
+    float_dtypes = ("float32", "float64")
 
     def __init__(self) -> None:
         has_gpu = paddle.device.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0

@@ -20,7 +20,6 @@ class ReferenceLab(Lab):
     framework: ClassVar[Any] = reference
     devices = ("cpu", "sim:0")
     dtypes = tuple(reference.DTYPES)
-    float_dtypes = ("float16", "bfloat16", "float32", "float64")
 
     def tensor(self, bits: Array, dtype: str | None = None, *, requires_grad: bool = False) -> Tensor:
         bits = np.asarray(bits, order="C")

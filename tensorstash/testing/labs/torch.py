@@ -25,7 +25,6 @@ class TorchLab(Lab):
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         self.devices = ("cpu",) if accelerator is None else ("cpu", f"{accelerator.type}:0")
         self.dtypes = tuple(name for name in DTYPES if hasattr(torch, name))
-        self.float_dtypes = ("float16", "bfloat16", "float32", "float64")
 
     def tensor(self, bits: Array, dtype: str | None = None, *, requires_grad: bool = False) -> Tensor:
         carrier = torch.from_numpy(bits.copy(order="C")).clone().to(self.device)  # in memory of PyTorch's own
