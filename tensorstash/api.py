@@ -4,7 +4,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import ContextDecorator, ExitStack
 from functools import partial
 from types import MappingProxyType
@@ -287,8 +287,9 @@ def wrap(
     session = _session(policy, backend, budget, min_bytes, limits, "wrap")
     scopes: list[tuple[object, Any, str]] = [(model, session.scope, method) for method in names]
     scopes += [(modules[place], partial(session.module, name), "forward") for place, name in named.items()]
+    refused: dict[Hashable, str] = {}
     for place, name in blocks.items():
-        session.regions[name] = Region(name, backend)
+        session.regions[name] = Region(name, backend, refused)
         scopes.append((modules[place], partial(session.region, name), "forward"))
     undos: list[Undo] = [session.adviser.removed]  # at last; a copy that is unwrapped says nothing of the model
     with ExitStack() as undo_all:

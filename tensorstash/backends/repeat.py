@@ -1,18 +1,166 @@
 """A call of a module that is computed again in backward, in any framework, and the proof that it can be."""
 
+import io
+import pickle
 import random
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from tensorstash.abilities.checkpoints import ALREADY, CHECKPOINTED, Region, Repeats
+from tensorstash.abilities.checkpoints import ALREADY, CHECKPOINTED, Region
 from tensorstash.backends.forward import is_called_by
-from tensorstash.backends.parts import WEIGHTS, NotRepeated, buffers_of, emptied, filled, isolated
+from tensorstash.errors import modified
 
 _NOT_CALLED = object()
+
+_WEIGHTS = {"parameter", "view of a parameter"}
+"""Reasons to keep a tensor whose bits nobody compares: sharding may take its memory away at any time."""
+
+_CONSTANTS = (bool, int, float, complex, str, bytes, slice, range, type(None))
+
+_DRAWERS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque, np.ndarray, np.generic, Iterator)
+_CHANGING = (int, float, complex, *_CONTAINERS, *_DRAWERS)
+"""Types of attributes that are compared with all that is inside. Paddle notes the layout of data, a text, at a call."""
+
+_BUFFERS = "writes its buffers"
+"""No reason to refuse a module: in backward it writes copies."""
+
+_HOOKS = {"_forward_pre_hooks", "_forward_hooks", "_forward_post_hooks"}
+
+_BRINGERS = ("torch.", "accelerate.", "paddle.")
+"""Python modules whose hooks run in a proof: they bring weights. Those of others may count or collect."""
+
+
+class Repeats(ABC):
+    """The part of a framework in calls that are computed again."""
+
+    tensor: ClassVar[type]
+    generator: ClassVar[type]  # of random numbers
+    constants: ClassVar[tuple[type, ...]]  # types of arguments that nobody changes, beside those of Python
+    notes: ClassVar[frozenset[str]]  # attributes of every module, in which the framework keeps its own bookkeeping
+    inside: ClassVar[str]  # that of the modules inside
+    source: ClassVar[str]  # name of the Python module of its function
+    reenters: ClassVar[bool]
+    """Whether that runs outside of the graph: it returns tensors, and sets Python's random numbers back."""
+
+    @abstractmethod
+    def is_checkpointed(self) -> bool:
+        """Return whether somebody else computes again, in backward, the present work of this thread."""
+
+    @abstractmethod
+    def repeat(self, again: "Again", tensors: list[Any]) -> Any:
+        """Call a module on tensors, so that backward calls it again."""
+
+    @abstractmethod
+    def is_buffer(self, value: Any) -> bool:
+        """Return whether a parameter, buffer or None that a module holds is a tensor that its calls may write."""
+
+    @abstractmethod
+    def digest(self, value: Any) -> Hashable:
+        """Return a key of the bits of a tensor, or of the numbers that a generator will draw."""
+
+    @abstractmethod
+    def numbers(self, tensors: list[Any]) -> Callable[[], None]:
+        """Return a function that sets the framework's random numbers back, on the devices of tensors, too."""
+
+
+class _Place(NamedTuple):
+    number: int
+
+
+def emptied(value: Any, framework: Repeats, tensors: list[Any], opaque: list[object]) -> Any:
+    """Return arguments or outputs with places for their tensors; note these, and objects that others may change."""
+
+    def note(part: Any) -> Any:
+        if isinstance(part, framework.tensor):
+            for number, tensor in enumerate(tensors):
+                if tensor is part:
+                    return _Place(number)
+            tensors.append(part)
+            return _Place(len(tensors) - 1)
+        if not isinstance(part, _CONSTANTS) and not isinstance(part, framework.constants):
+            opaque.append(part)
+        return part
+
+    return _mapped(value, note)
+
+
+def filled(value: Any, tensors: Any) -> Any:
+    """Return what :func:`emptied` has emptied, with tensors in their places."""
+    return _mapped(value, lambda part: tensors[part.number] if type(part) is _Place else part)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([_mapped(part, change) for part in value])
+    if kind is dict:
+        return {change(key): _mapped(part, change) for key, part in value.items()}
+    return change(value)
+
+
+class Again:
+    """Calls a module on other tensors; after its first call in the modes of that, and on copies of its buffers."""
+
+    def __init__(self, region: Region, module: Any, call: Callable[..., Any], arguments: Any) -> None:
+        self.region, self.module, self.call, self._arguments = region, module, call, arguments
+        self.framework: Repeats = region.backend.repeats
+        self.is_called = False
+        self.parts = [module]
+        for part in self.parts:  # in a loop of its own, since each call asks
+            self.parts += [each for each in getattr(part, self.framework.inside).values() if each is not None]
+        self._modes = [part.training for part in self.parts]
+
+    def __call__(self, *tensors: Any) -> Any:
+        args, kwargs = filled(self._arguments, tensors)
+        if not self.is_called:
+            self.is_called = True
+            return self.call(*args, **kwargs)
+        modes = zip(self.parts, self._modes, strict=True)
+        changed = [(vars(part), "training", mode) for part, mode in modes if part.training is not mode]
+        if self.region.writes:
+            buffers = self.buffers()
+            copies = {id(buffer): buffer.detach().clone() for _, _, buffer in buffers}  # their versions stay, too
+            changed += [(space, key, copies[id(buffer)]) for space, key, buffer in buffers]
+        with _exchanged(changed):
+            return self.call(*args, **kwargs)
+
+    def buffers(self) -> list[tuple[dict[str, Any], str, Any]]:
+        """Return the tensors of the module that its calls may write, each with its dictionary and its name there."""
+        held = [(space, key, space[key]) for part in self.parts for space in _held(part) for key in space]
+        return [each for each in held if self.framework.is_buffer(each[2])]
+
+    def without_others(self) -> AbstractContextManager[None]:
+        """Have the module run no hooks of others."""
+        held = [(vars(part), kind) for part in self.parts for kind in _HOOKS & vars(part).keys()]
+        return _exchanged([(space, kind, _bringing(space[kind])) for space, kind in held])
+
+
+def _held(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return module._buffers, module._parameters
+
+
+def _bringing(hooks: dict[int, Any]) -> dict[int, Any]:
+    modules = {key: str(getattr(getattr(hook, "func", hook), "__module__", "")) for key, hook in hooks.items()}
+    return type(hooks)((key, hook) for key, hook in hooks.items() if modules[key].startswith(_BRINGERS))
+
+
+@contextmanager
+def _exchanged(values: list[tuple[dict[str, Any], str, Any]]) -> Iterator[None]:
+    held = [(space, key, space[key]) for space, key, _ in values]
+    try:
+        for space, key, value in values:
+            space[key] = value
+        yield
+    finally:
+        for space, key, value in held:
+            space[key] = value
 
 
 def call_inside(inside: Any, module: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -27,186 +175,191 @@ def call_inside(inside: Any, module: Any, call: Callable[..., Any], args: tuple[
 def call_again(
     region: Region, module: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call a module so that backward calls it again, if it is proved that it can be.
+    """Call a module so that backward calls it again, unless its first call in training has shown that it cannot.
 
-    Args:
-        region: record of the module; gets the result of the proof.
-        module: in training.
-        call: of the module.
-        args: of the call.
-        kwargs: of the call.
-
-    Returns:
-        The outputs, or :data:`_NOT_CALLED`, where the module is to be called as ever.
+    Returns the outputs, or :data:`_NOT_CALLED`, where the module is to be called as ever.
     """
     if region.fate != CHECKPOINTED or region.refusal or not module.training:
         return _NOT_CALLED
-    backend = region.backend
-    framework: Repeats = backend.repeats
+    framework: Repeats = region.backend.repeats
     tensors: list[Any] = []
     opaque: list[object] = []
-    try:
-        arguments = emptied((args, kwargs), framework, tensors, opaque)
-        if framework.is_checkpointed() or vars(module).get("gradient_checkpointing"):
-            raise NotRepeated(ALREADY)
-        if opaque:
-            raise NotRepeated(f"takes a {type(opaque[0]).__qualname__}, which a second call may find changed")
-        if region.refusal is None:
-            region.judged("", *_proof(backend, module, call, tensors, arguments))
-    except NotRepeated as reason:
-        region.judged(str(reason))
-        return _NOT_CALLED
-    except Exception:  # the call itself raises it, or makes weights, and draws the numbers that it would have drawn
-        return _NOT_CALLED
-
-    parts = [module]
-    for part in parts:  # in a loop of its own, since each call asks
-        parts += [each for each in getattr(part, framework.inside).values() if each is not None]
-    modes = [part.training for part in parts]
-    again = partial(call_as_before, iter((False,)), region, call, arguments, parts, modes)
-    return framework.repeat(again, module, tensors)
+    arguments = emptied((args, kwargs), framework, tensors, opaque)
+    if framework.is_checkpointed() or vars(module).get("gradient_checkpointing"):
+        region.judged(ALREADY)
+    elif opaque:
+        region.judged(f"takes a {type(opaque[0]).__qualname__}, which a second call may find changed")
+    else:
+        again = Again(region, module, call, arguments)
+        if region.refusal is not None:
+            return framework.repeat(again, tensors)
+        outputs = _first_call(again, tensors, args, kwargs)
+        if not region.is_repeated:
+            return outputs
+        with again.without_others():
+            return framework.repeat(again, tensors)
+    return _NOT_CALLED
 
 
-def call_as_before(
-    is_again: Iterator[bool],
-    region: Region,
-    call: Callable[..., Any],
-    arguments: Any,
-    parts: list[Any],
-    modes: list[bool],
-    *tensors: Any,
-) -> Any:
-    """Call a module on other tensors: for the second time in its modes of the first one, and its buffers stay."""
-    args, kwargs = filled(arguments, tensors)
-    switched = [(part, mode) for part, mode in zip(parts, modes, strict=True) if part.training is not mode]
-    if next(is_again, True) and (switched or region.writes):
-        with _as_before(region, parts[0], switched):
-            return call(*args, **kwargs)
-    return call(*args, **kwargs)
+def _first_call(again: Again, tensors: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a module as ever, and then again, to see whether it changes nothing and saves the same bits.
 
+    The first call is that of the program: where the module is refused, nothing has to be undone. What it has saved
+    stays in memory then, so that blocks of the same modules are refused without a call of theirs.
 
-@contextmanager
-def _as_before(region: Region, module: Any, switched: list[tuple[Any, bool]]) -> Iterator[None]:
-    """Switch the modes of modules, and write buffers into copies, so that their versions stay."""
-    backend = region.backend
-    held = [(space, key, space[key]) for space, key in buffers_of(backend, module)] if region.writes else []
-    copies = {id(buffer): backend.repeats.copied(buffer) for _, _, buffer in held}
-    try:
-        for space, key, buffer in held:
-            space[key] = copies[id(buffer)]
-        for part, mode in switched:
-            part.training = mode
-        yield
-    finally:
-        for space, key, buffer in held:
-            space[key] = buffer
-        for part, mode in switched:
-            part.training = not mode
-
-
-def _proof(backend: Any, module: Any, call: Callable[..., Any], tensors: list[Any], arguments: Any) -> tuple[bool, int]:
-    """Return whether a module writes buffers, and the bytes that it saves.
-
-    It runs twice on copies of its arguments and of its state, from the same random numbers, and both runs have to save
-    the same bits.
-
-    Raises:
-        NotRepeated: it cannot be called again.
+    Returns the outputs of that call, but None where the module can be called again.
     """
-    weights = [weight for _, part in backend.named_modules(module) for weight in part._parameters.values()]
-    versions = _versions(backend, weights)
-    with isolated(backend, module) as changes:
-        own = {_address(backend, space[key]) for space, key in buffers_of(backend, module)}
-        saved, nbytes = _run(backend, call, tensors, arguments, own)
+    region, parts = again.region, again.parts
+    kinds = (*map(type, parts),)
+    refusal = region.refused.get(kinds, "")
+    weights = [value for part in parts for space in _held(part) for value in space.values() if value is not None]
+    weights = [value for value in weights if not again.framework.is_buffer(value)]
+    alive: list[object] = []
+    try:
+        before = {} if refusal else _state(again, (args, kwargs), weights, alive)
+    except Exception as error:  # whatever the state of others raises
+        refusal = f"holds state that cannot be compared ({error})"
+    if refusal:
+        region.judged(refusal)
+        return _NOT_CALLED
+    begin = _numbers(again.framework, tensors)
+    first = _run(again, tensors, partial(again.call, *args, **kwargs), keeps=True)
+    if kinds != (*map(type, parts),):  # it has made its weights
+        return first.outputs
+    end = _numbers(again.framework, tensors)
+    again.is_called = True
+    after = _state(again, (args, kwargs), weights, alive)
+    changes = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    refusal = next((name for name in changes if name != _BUFFERS), first.refusal)
+    region.judged(refusal, _BUFFERS in changes, first.nbytes)
+    if not refusal:
+        begin()
         try:
-            saved_again, _ = _run(backend, call, tensors, arguments, own)
+            with again.without_others():
+                second = _run(again, tensors, partial(again, *tensors), keeps=False)
+            if first.keys == second.keys:
+                begin()
+                return None
+            refusal = "saves other values when it is called again, without hooks of others"
         except Exception as error:
-            raise NotRepeated(f"raises {type(error).__name__} when it is called again") from error
-        changed, writes = changes()
-    if changed:
-        raise NotRepeated(f"keeps a value of its own in {changed[0]}")
-    if versions != _versions(backend, weights):
-        raise NotRepeated("writes its weights in place")
-    if saved != saved_again:
-        raise NotRepeated("saves other values when it is called again")
-    return writes, nbytes
+            refusal = f"raises {type(error).__name__} when it is called again"
+        end()
+        region.judged(refusal)
+    region.refused[kinds] = refusal
+    return first.outputs
 
 
-def _run(
-    backend: Any, call: Callable[..., Any], tensors: list[Any], arguments: Any, own: set[int]
-) -> tuple[list[Hashable], int]:
-    """Call a module on copies of its arguments; ``own`` are the addresses of its buffers, which it may write.
+def _numbers(framework: Repeats, tensors: list[Any]) -> Callable[[], None]:
+    """Return a function that sets all random numbers back to those that come now."""
+    framework_back, pythons, numpys = framework.numbers(tensors), random.getstate(), np.random.get_state()
 
-    Returns keys of the saved and returned tensors, and the bytes saved beside weights, buffers and arguments, where
-    equal bits count once.
-    """
-    framework: Repeats = backend.repeats
-    copies = [framework.copied(tensor) for tensor in tensors]
-    versions = _versions(backend, copies)
-    given = {_address(backend, copy) for copy in copies}
-    args, kwargs = filled(arguments, copies)
-    keys: list[Hashable] = []
-    sizes: dict[Hashable, int] = {}
-    is_done = False
-
-    def pack(tensor: Any) -> None:
-        nonlocal is_done
-        is_done |= is_called_by(framework.source)
-        keys.append(_key(backend, tensor, own))
-        if isinstance(keys[-1], tuple) and _address(backend, tensor) not in given:
-            sizes[keys[-1]] = tensor.element_size() * int(tensor.numel())
-
-    with _same_numbers(framework, tensors) as drawn, backend.hooks(pack, _refuse, trusted=True):
-        outputs = call(*args, **kwargs)
-    left: list[Any] = []
-    returned: list[Any] = []
-    opaque: list[object] = []
-    is_same = emptied((args, kwargs), framework, left, opaque) == arguments and not opaque
-    if not is_same or [*map(id, left)] != [*map(id, copies)] or _versions(backend, copies) != versions:
-        raise NotRepeated("writes its arguments in place")
-    if is_done:
-        raise NotRepeated(ALREADY)
-    emptied(outputs, framework, returned, opaque)
-    if opaque and framework.reenters:
-        raise NotRepeated(f"returns a {type(opaque[0]).__qualname__}")
-    if drawn:
-        raise NotRepeated(f"draws numbers from {drawn[0]}, which is not set back")
-    return keys + [_key(backend, tensor, own) for tensor in returned], sum(sizes.values())
-
-
-def _refuse(packed: None) -> Any:
-    raise NotRepeated("computes gradients of its own")
-
-
-def _versions(backend: Any, tensors: list[Any]) -> list[tuple[str, int]]:
-    """Return the versions of tensors, which no call may change; raise for a weight that has yet to be made."""
-    return [(backend.describe(tensor), backend.version(tensor)) for tensor in tensors if tensor is not None]
-
-
-def _key(backend: Any, tensor: Any, own: set[int]) -> Hashable:
-    """Return a text for a weight or a buffer, a tuple with the digest of its bits for every other tensor."""
-    kind: str = backend.describe(tensor)
-    if backend.keep_reason(tensor) in WEIGHTS or _address(backend, tensor) in own:
-        return kind
-    return kind, backend.repeats.digest(tensor)
-
-
-def _address(backend: Any, tensor: Any) -> int:
-    """Return a key that tells a live tensor from others, also where hooks get it."""
-    return id(tensor) if backend.keep_reason(tensor) else int(tensor.data_ptr())
-
-
-@contextmanager
-def _same_numbers(framework: Repeats, tensors: list[Any]) -> Iterator[list[str]]:
-    """Set all random numbers back at the end; tell whose were drawn that checkpoints do not set back."""
-    drawn: list[str] = []
-    pythons, numpys = random.getstate(), np.random.get_state()
-    try:
-        with framework.same_numbers(tensors):
-            yield drawn
-    finally:
-        if not framework.reenters:
-            drawn += ["Python's random"] if random.getstate() != pythons else []
-            drawn += ["NumPy's random"] if repr(np.random.get_state()) != repr(numpys) else []
+    def back() -> None:
+        framework_back()
         random.setstate(pythons)
         np.random.set_state(numpys)
+
+    return back
+
+
+def _state(again: Again, arguments: Any, weights: list[Any], alive: list[object]) -> dict[str, Any]:
+    """Return all that a call may change, by the reasons to refuse a module that does.
+
+    It notes objects in ``alive``, as identities are used again.
+    """
+    backend, framework = again.region.backend, again.framework
+    tensors: list[Any] = []
+    opaque: list[object] = []
+    shape = emptied(arguments, framework, tensors, opaque)
+    alive += tensors + opaque
+    given = [*map(id, tensors + opaque), *map(backend.version, tensors), *map(framework.digest, tensors)]
+    found: dict[str, Any] = {"writes its arguments in place": (shape, given)}
+    found["writes its weights in place"] = [*map(backend.version, weights)]
+    found[_BUFFERS] = [framework.digest(buffer) for _, _, buffer in again.buffers()]
+    if not framework.reenters:
+        found["draws numbers from Python's random, which is not set back"] = random.getstate()
+        found["draws numbers from NumPy's random, which is not set back"] = repr(np.random.get_state())
+    for name, part in backend.named_modules(again.module):
+        held = {key: value for space in _held(part) for key, value in space.items() if _is_own(value, backend)}
+        alive += held.values()
+        keys: dict[str, Hashable] = {key: id(value) for key, value in held.items()}
+        for key, value in vars(part).items():
+            if key not in framework.notes and (isinstance(value, _CHANGING) or _is_own(value, backend)):
+                keys[key] = _contents(value, backend, alive)
+        found |= {f"keeps a value of its own in {f'{name}.{key}'.lstrip('.')}": keys[key] for key in keys}
+    return found
+
+
+def _contents(value: Any, backend: Any, alive: list[object]) -> Hashable:
+    """Return a key of an attribute with the contents of its containers and tensors, and identities of all else."""
+    file = io.BytesIO()
+    parts: list[Any] = []
+
+    def number_of(part: Any) -> int | None:
+        if isinstance(part, (*_CHANGING, str, bytes)) and not isinstance(part, random.SystemRandom | np.memmap):
+            return None
+        parts.append(part)
+        return len(parts)
+
+    pickler = pickle.Pickler(file, 4)
+    pickler.persistent_id = number_of  # type: ignore[method-assign]
+    pickler.dump(value)
+    alive += parts
+    own = [backend.repeats.digest(part) for part in parts if _is_own(part, backend)]
+    return file.getvalue(), (*map(id, parts),), (*own,)
+
+
+def _is_own(part: Any, backend: Any) -> bool:
+    framework: Repeats = backend.repeats
+    is_activation = isinstance(part, framework.tensor) and backend.keep_reason(part) not in _WEIGHTS
+    return is_activation or isinstance(part, framework.generator) or framework.is_buffer(part)
+
+
+class _Run(NamedTuple):
+    outputs: Any
+    keys: list[Hashable]
+    """Of the saved and returned tensors, and of the weights."""
+    nbytes: int
+    """Saved beside weights, buffers and arguments, where equal bits count once."""
+    refusal: str
+
+
+def _run(again: Again, tensors: list[Any], call: Callable[[], Any], *, keeps: bool) -> _Run:
+    """Call a module; its graph is of use only where it keeps what it saves."""
+    backend, framework = again.region.backend, again.framework
+    keys: list[Hashable] = []
+    sizes: dict[Hashable, int] = {}
+    refusals: list[str] = []
+
+    def key_of(tensor: Any) -> Hashable:
+        # A text for weights and buffers, whose bits may be others later; a tuple for every other tensor.
+        kind, reason = str(backend.describe(tensor)), backend.keep_reason(tensor)
+        own = {buffer.data_ptr() for _, _, buffer in again.buffers()} if reason is None else ()
+        is_own = reason in _WEIGHTS or (reason is None and tensor.data_ptr() in own)
+        return kind if is_own else (kind, framework.digest(tensor))
+
+    def pack(tensor: Any) -> Any:
+        if is_called_by(framework.source):
+            refusals.append(ALREADY)
+        keys.append(key := key_of(tensor))
+        if isinstance(key, tuple):
+            sizes[key] = tensor.element_size() * int(tensor.numel())
+        return (backend.alias(tensor), backend.version(tensor)) if keeps else None
+
+    def unpack(packed: Any) -> Any:
+        refusals.append("computes gradients of its own")
+        alias, version = packed
+        if (now := backend.version(alias)) != version:
+            raise modified(backend.describe(alias), now, version)
+        return alias
+
+    given = {key_of(tensor) for tensor in tensors}
+    with backend.hooks(pack, unpack, trusted=True):
+        outputs = call()
+    returned: list[Any] = []
+    opaque: list[object] = []
+    emptied(outputs, framework, returned, opaque)
+    keys += map(key_of, returned)
+    keys += (id(weight) for part in again.parts for weight in part._parameters.values())  # sharding swaps them once
+    if opaque and framework.reenters:
+        refusals.append(f"returns a {type(opaque[0]).__qualname__}")
+    return _Run(outputs, keys, sum(sizes[key] for key in sizes.keys() - given), next(iter(refusals), ""))

@@ -1,21 +1,16 @@
 """The blocks of a model that are computed again: the treatment of each, and the warning for those that cannot be."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
-from math import inf
 from time import perf_counter
 from typing import Any
 
 from tensorstash.abilities import Region, Streams
-from tensorstash.abilities.checkpoints import ALREADY, CHECKPOINTED
+from tensorstash.abilities.checkpoints import CHECKPOINTED, NOT_REPEATED
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.ladder import Ladder
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.link import PROBE_BYTES, bytes_per_s
 from tensorstash.engine.stats import Stats
-
-NOT_CALLED = "not called yet"
-NOT_REPEATED = "not repeated"
 
 
 def by_treatment(regions: Iterable[Region]) -> Mapping[str, tuple[str, ...]]:
@@ -28,10 +23,7 @@ def by_treatment(regions: Iterable[Region]) -> Mapping[str, tuple[str, ...]]:
     """
     found: dict[str, tuple[str, ...]] = {}
     for region in regions:
-        treatment = f"{NOT_REPEATED}, since each {region.refusal}" if region.refusal else region.fate
-        treatment = f"left alone: the model {ALREADY}" if region.refusal == ALREADY else treatment
-        treatment = NOT_CALLED if region.refusal is None else treatment
-        found[treatment] = (*found.get(treatment, ()), region.name)
+        found[region.treatment] = (*found.get(region.treatment, ()), region.name)
     return found
 
 
@@ -50,19 +42,14 @@ _STEPS = 3
 """After so many the plan stands, unless a step saves more than any before."""
 
 
-def oldest_to_repeat(block_bytes: Sequence[int], excess_bytes: int) -> int:
-    """Return how many of the oldest blocks are computed again, so that no excess is left.
-
-    >>> oldest_to_repeat([10, 10, 10], 15), oldest_to_repeat([10], 15), oldest_to_repeat([10], -5)
-    (2, 1, 0)
-    """
-    return min(sum(total < excess_bytes for total in accumulate(block_bytes, initial=0)), len(block_bytes))
-
-
-def quickest_to_repeat(
-    block_bytes: Sequence[int], excess_bytes: int, seconds: float, bytes_per_s: float, in_flight_bytes: int = 0
+def oldest_to_repeat(
+    block_bytes: Sequence[int],
+    excess_bytes: int,
+    seconds: float = 0.0,
+    bytes_per_s: float = 0.0,
+    in_flight_bytes: int = 0,
 ) -> int:
-    """Return how many of the oldest blocks are computed again, so that a step takes the least time.
+    """Return how many of the oldest blocks are computed again, so that no excess is left and a step is shortest.
 
     The rest of the excess leaves while the blocks that have saved it run, but for the bytes that may be in flight, and
     all of it before forward ends. The program waits for the rest.
@@ -71,26 +58,25 @@ def quickest_to_repeat(
         block_bytes: saved by each block.
         excess_bytes: over the budget.
         seconds: that all blocks take forward.
-        bytes_per_s: that stores take.
+        bytes_per_s: that stores take; 0 where no bytes leave.
         in_flight_bytes: that the program does not wait for.
 
-    >>> [quickest_to_repeat([10] * 4, 20, 4.0, rate) for rate in (0, 4, 6, 20)]
+    >>> [oldest_to_repeat([10] * 4, 20, 4.0, rate) for rate in (0, 4, 6, 20)]
     [2, 2, 0, 0]
-    >>> quickest_to_repeat([10] * 4, 20, 4.0, 3, in_flight_bytes=10)
-    1
+    >>> oldest_to_repeat([10] * 4, 20, 4.0, 3, in_flight_bytes=10), oldest_to_repeat([10], 15)
+    (1, 1)
     """
     block_s = seconds / (sum(block_bytes) or 1)
 
-    def added_s(number: int) -> float:
+    def cost(number: int) -> tuple[int, float]:
         again_bytes = sum(block_bytes[:number])
-        sent_bytes = max(excess_bytes - again_bytes, 0)
-        again_s = again_bytes * block_s
-        if not sent_bytes or not bytes_per_s:
-            return inf if sent_bytes else again_s
+        sent_bytes, again_s = max(excess_bytes - again_bytes, 0), again_bytes * block_s
+        if not bytes_per_s:
+            return sent_bytes, again_s
         awaited_s = max(sent_bytes - in_flight_bytes, 0) / bytes_per_s
-        return again_s + max(awaited_s - sent_bytes * block_s, sent_bytes / bytes_per_s + again_s - seconds, 0.0)
+        return 0, again_s + max(awaited_s - sent_bytes * block_s, sent_bytes / bytes_per_s + again_s - seconds, 0.0)
 
-    return min(range(oldest_to_repeat(block_bytes, excess_bytes) + 1), key=added_s)
+    return min(range(len(block_bytes) + 1), key=cost)
 
 
 class Border:
@@ -137,39 +123,37 @@ class Border:
             self._seconds += self._began - began if is_end else 0.0
 
     def step_ended(self, ladder: Ladder, ledger: Ledger, in_flight_bytes: int) -> None:
-        """Plan the next step.
+        """Plan the next step by the bytes that this one has saved.
 
         Args:
-            ladder: of the budget; knows the bytes that the step has saved.
+            ladder: of the budget; knows these bytes.
             ledger: of the session, for the bytes that left.
             in_flight_bytes: that may leave while the program goes on.
         """
-        saved_bytes, device = ladder.saved_bytes, ladder.device
-        blocks = [region for region in self._regions.values() if region.refusal == ""]
+        blocks = [region for region in self._regions.values() if region.is_repeated]
         there = sum(region.saved_bytes for region in blocks if region.fate != CHECKPOINTED)
-        has_grown = saved_bytes > self._least_bytes + self._scale * there
+        more_bytes = ladder.saved_bytes - self._least_bytes
+        has_grown = more_bytes > self._scale * there
         if not blocks or (not has_grown and self._steps >= _STEPS):
             return
         self._steps += 1
         stats = ledger.snapshot()
-        remade_bytes = sum(stage.bytes_in for stage in stats.recomputed.values())
-        more_bytes = saved_bytes - self._least_bytes
+        before, self._remade_bytes = self._remade_bytes, sum(stage.bytes_in for stage in stats.recomputed.values())
         if not there:
             self._least_bytes += max(more_bytes, 0)
-        elif more_bytes > 0:
+        elif has_grown:
             if not self._scale:
-                self._staying = 1 - min((remade_bytes - self._remade_bytes) / more_bytes, 1.0)
-            self._scale = max(more_bytes / there, self._scale)
-        self._remade_bytes = remade_bytes
-        sizes = [int((self._scale or 1.0) * self._staying * region.saved_bytes) for region in blocks]
-        excess_bytes = self._least_bytes + sum(sizes) - ladder.limit_bytes
+                self._staying = 1 - min((self._remade_bytes - before) / more_bytes, 1.0)
+            self._scale = more_bytes / there
         if self._steps == 1:
             return
+        sizes = [int((self._scale or 1.0) * self._staying * region.saved_bytes) for region in blocks]
+        excess_bytes = self._least_bytes + sum(sizes) - ladder.limit_bytes
         if self._steps == 2 or not self._may_send:
             number = oldest_to_repeat(sizes, excess_bytes - 4 * max(sizes) * self._may_send)
         else:
-            rate = self._bytes_per_s(stats, device, max(region.saved_bytes for region in blocks))
-            number = quickest_to_repeat(sizes, excess_bytes, self._seconds, rate, in_flight_bytes)
+            rate = self._bytes_per_s(stats, ladder.device, max(region.saved_bytes for region in blocks))
+            number = oldest_to_repeat(sizes, excess_bytes, self._seconds, rate, in_flight_bytes)
         sent = number + oldest_to_repeat(sizes[number:], excess_bytes - sum(sizes[:number]))
         for place, region in enumerate(blocks):
             region.planned(CHECKPOINTED if place < number else "offloaded" if place < sent else "kept")

@@ -19,8 +19,8 @@ class Checkpoint(Policy):
     """Blocks of a model save their inputs alone, and are computed again in backward by the framework's own function.
 
     It stands first in a chain and is for ``wrap``. The other steps are for the inputs of the blocks, and for whatever
-    is saved outside of them. A block is proved on its first call: it runs twice on copies, and is stored, as if this
-    policy were not there, unless both runs save the same bits.
+    is saved outside of them. A block is proved on its first call: it is stored, as if this policy were not there, if it
+    changes anything, or if a second run saves other bits.
 
     Args:
         every: of so many blocks the first is computed again, the others are left to the rest of the chain; 1 for all.

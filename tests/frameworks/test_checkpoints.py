@@ -109,6 +109,11 @@ def replaces(block, x, seen):
     return x
 
 
+def writes_unnoticed(block, x):
+    x.data.mul_(0.5)
+    return x
+
+
 def differentiates(block, y):
     if not block.of.lab.requires_grad(y):
         return y
@@ -143,6 +148,7 @@ BOTH = [
 UNREPEATABLE = {
     "torch": [
         *BOTH,
+        ("writes its arguments in place", writes_unnoticed, None, lambda block, x: block(x * 1)),
         ("draws numbers from Python's random", None, lambda block, y: y * (1 + random.random()), operator.call),
         ("draws numbers from NumPy's random", None, lambda block, y: y * float(np.random.rand()), operator.call),
     ],
@@ -170,7 +176,14 @@ def test_a_block_that_cannot_be_repeated_is_left_to_the_rest_and_named(blocks, x
 
 
 def test_a_block_that_raises_when_it_is_called_again_is_stored_and_named(blocks, x):
-    model = blocks.model(after=lambda block, y: y * block.state.pop(), state=lambda: [2.0])
+    fails = iter([False, True])
+
+    def act(block, y):
+        if next(fails, False):
+            raise IndexError
+        return y
+
+    model = blocks.model(after=act)
     with (
         ts.wrap(model, "checkpoint") as handle,
         pytest.warns(ts.TensorStashWarning, match="raises IndexError when it is"),
@@ -271,13 +284,13 @@ def test_the_state_of_a_block_advances_by_its_own_calls_alone(blocks, x, state, 
     assert not stats.blocks.get(CHECKPOINTED)
 
 
-def test_a_block_whose_state_cannot_be_copied_is_called_once(blocks, x, tmp_path):
+def test_a_block_whose_state_cannot_be_compared_is_called_once(blocks, x, tmp_path):
     def logs(block, y):
         block.state["to"].write("called\n")
         return y
 
     with (tmp_path / "log").open("a") as log:
-        refused = "not repeated, since each holds state that cannot be copied .*TextIOWrapper"
+        refused = "not repeated, since each holds state that cannot be compared .*TextIOWrapper"
         stats = blocks.trained_alike(lambda: blocks.model(None, logs, lambda: {"to": log}), x, why=refused)
     assert not stats.blocks.get(CHECKPOINTED)
     assert len((tmp_path / "log").read_text().splitlines()) == 2 * 2 * 3  # twice two steps of three blocks
@@ -342,6 +355,22 @@ def test_hooks_of_others_see_each_call_as_without_but_for_the_second_one_of_back
     assert len(calls) == 1
     loss.backward()
     assert len(calls) == 2
+
+
+def test_a_block_whose_values_are_changed_by_hooks_of_others_is_left_to_the_rest_and_named(blocks, x):
+    def made():
+        calls = []
+
+        def hook(layer, inputs, output):
+            calls.append(layer)
+            return output * (1 + len(calls))
+
+        model = blocks.model()
+        for block in model.blocks:
+            (getattr(block.up, "register_forward_hook", None) or block.up.register_forward_post_hook)(hook)
+        return model
+
+    assert not blocks.trained_alike(made, x, why="saves other values .*hooks of others").blocks.get(CHECKPOINTED)
 
 
 @pytest.mark.parametrize("has_statistics", [False, True])

@@ -1,7 +1,6 @@
 """Layers of Paddle that are computed again in backward."""
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import paddle
@@ -9,12 +8,11 @@ from paddle import Tensor
 from paddle.base.core import Generator
 from paddle.distributed.fleet.meta_parallel.parallel_layers import random as parallel
 from paddle.distributed.fleet.recompute.recompute import recompute as theirs
-from xxhash import xxh3_64_intdigest
 
-from tensorstash.abilities.checkpoints import Repeats
 from tensorstash.backends.forward import is_called_by
-from tensorstash.backends.parts import emptied, filled
+from tensorstash.backends.repeat import Again, Repeats, emptied, filled
 from tensorstash.errors import StashError
+from tensorstash.host.checksum import checksum
 
 # Paddle does not type them.
 _recompute: Callable[..., Any] = theirs
@@ -35,25 +33,24 @@ class PaddleRepeats(Repeats):
     def is_checkpointed(self) -> bool:
         return is_called_by(self.source)
 
-    def repeat(self, again: Callable[..., Any], module: Any, tensors: list[Any]) -> Any:
-        asks = any(not tensor.stop_gradient for tensor in tensors)
-        if not asks and all(weight.stop_gradient for weight in module.parameters()):
-            return again(*tensors)
+    def repeat(self, again: Again, tensors: list[Any]) -> Any:
         start = []
-        if not asks:  # recompute gives the weights of a layer no gradients unless an argument asks for one
+        if all(tensor.stop_gradient for tensor in tensors):
+            if all(weight.stop_gradient for weight in again.module.parameters()):
+                return again(*tensors)
+            # recompute gives the weights of a layer no gradients unless an argument asks for one.
             start = [paddle.zeros([1])]
             start[0].stop_gradient = False
-        made: Any = None
+        made: list[Any] = []
 
         def run(*given: Any) -> tuple[Any, ...]:
-            nonlocal made
-            if made is not None and is_called_by("paddle.base.dygraph.base", "grad"):
+            if made and is_called_by("paddle.base.dygraph.base", "grad"):
                 raise StashError(
                     "checkpoint: paddle.grad goes through a block that is computed again, which would add to the "
                     "gradients of its weights; call backward() on the loss, or leave Checkpoint out of the policy"
                 )
             found = list(given[len(start) :])
-            made = (emptied(again(*found), self, found, []),)
+            made[:] = [emptied(again(*found), self, found, [])]
             return tuple(found[len(tensors) :])
 
         outputs = _recompute(run, *start, *tensors)
@@ -62,25 +59,16 @@ class PaddleRepeats(Repeats):
     def is_buffer(self, value: Any) -> bool:
         return isinstance(value, Tensor) and value.stop_gradient
 
-    def copied(self, value: Any) -> Any:
-        if isinstance(value, Generator):
-            twin = Generator()
-            twin.set_state(value.get_state())
-            return twin
-        alias = value.detach()
-        alias.stop_gradient = value.stop_gradient
-        return alias.clone()
-
     def digest(self, value: Any) -> Hashable:
         if isinstance(value, Generator):
             return tuple(word for word in str(value.get_state()).split() if not word.startswith("0x"))  # an address
-        return xxh3_64_intdigest(value.detach().contiguous().numpy().reshape(-1).view("u1").data)
+        return checksum(value.detach().contiguous().numpy().reshape(-1).view("u1"))
 
-    @contextmanager
-    def same_numbers(self, tensors: list[Any]) -> Iterator[None]:
+    def numbers(self, tensors: list[Any]) -> Callable[[], None]:
         state, tracked = paddle.get_rng_state(), _tracker().get_states_tracker()
-        try:
-            yield
-        finally:
+
+        def back() -> None:
             paddle.set_rng_state(state)
             _tracker().set_states_tracker(tracked)
+
+        return back

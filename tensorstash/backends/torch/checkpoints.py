@@ -1,7 +1,6 @@
 """Modules of PyTorch that are computed again in backward."""
 
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,12 +9,11 @@ from torch._C import _current_graph_task_id
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.nn import Module
 from torch.utils import checkpoint as theirs
-from xxhash import xxh3_64_intdigest
 
-from tensorstash.abilities.checkpoints import Repeats
-from tensorstash.backends.repeat import call_again, call_as_before
+from tensorstash.backends.repeat import Again, Repeats, call_again
 from tensorstash.backends.torch.hooks import opaque
 from tensorstash.backends.torch.recipes.digests import device_digest
+from tensorstash.host.checksum import checksum_at
 
 
 class TorchRepeats(Repeats):
@@ -33,16 +31,11 @@ class TorchRepeats(Repeats):
         top = _top_saved_tensors_default_hooks(True)
         return _current_graph_task_id() >= 0 or (top is not None and getattr(top[0], "__module__", "") == self.source)
 
-    def repeat(self, again: Callable[..., Any], module: Any, tensors: list[Any]) -> Any:
+    def repeat(self, again: Again, tensors: list[Any]) -> Any:
         return theirs.checkpoint(again, *tensors, use_reentrant=False)
 
     def is_buffer(self, value: Any) -> bool:
-        return type(value) is Tensor
-
-    def copied(self, value: Any) -> Any:
-        if isinstance(value, torch.Generator):
-            return value.clone_state()
-        return value.detach().requires_grad_(value.requires_grad).clone()
+        return type(value) is Tensor and not value.requires_grad
 
     def digest(self, value: Any) -> Hashable:
         tensor = value.get_state() if isinstance(value, torch.Generator) else value.detach()
@@ -54,14 +47,23 @@ class TorchRepeats(Repeats):
             return "a random state"
         plain = tensor.to_dense() if tensor.layout != torch.strided else tensor
         bits = plain.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
-        return xxh3_64_intdigest(bits.numpy().data) if bits.is_cpu else int(device_digest(bits))
+        # An array of NumPy would keep the storage from being resized for ever.
+        return checksum_at(bits.data_ptr(), bits.nbytes) if bits.is_cpu else int(device_digest(bits))
 
-    def same_numbers(self, tensors: list[Any]) -> AbstractContextManager[None]:
+    def numbers(self, tensors: list[Any]) -> Callable[[], None]:
+        host = torch.get_rng_state()
         devices = {tensor.device for tensor in tensors} - {torch.device("cpu"), torch.device("meta")}
-        kind = next(iter(devices)).type if devices else "cuda"
-        return torch.random.fork_rng(devices, device_type=kind)
+        modules = [(torch.get_device_module(device), device) for device in devices]
+        states = [(module, device, module.get_rng_state(device)) for module, device in modules]
+
+        def back() -> None:
+            torch.set_rng_state(host)
+            for module, device, state in states:
+                module.set_rng_state(state, device)
+
+        return back
 
 
 # With all that it calls.
 opaque(call_again)
-opaque(call_as_before)
+opaque(Again.__call__)
