@@ -7,10 +7,9 @@ from tensorstash.abilities import Backend, SupportsGraph
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.content import Content
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.prefetch import Prefetcher
+from tensorstash.engine.prefetch import Prefetcher, Stretch
 from tensorstash.engine.readers import Learned
 from tensorstash.engine.residency import Residency
-from tensorstash.engine.stretch import Stretch
 from tensorstash.errors import StashError, modified
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.protocols import Demand
@@ -39,7 +38,7 @@ class SessionState:
     ) -> None:
         self.backend, self.ledger, self.adviser = backend, ledger, adviser
         self.prefetcher, self.residency = prefetcher, residency
-        # Looked up once: these run for every tensor, and to ask for an ability takes longer than to use it.
+        # Looked up once: to ask for an ability takes longer than to use it.
         self.version = backend.version
         graph = backend if isinstance(backend, SupportsGraph) else None
         self.compiled_graph = None if graph is None else graph.compiled_graph

@@ -16,8 +16,8 @@ from tensorstash.engine.ladder import BudgetSize, Ladder, Record
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.link import pace
 from tensorstash.engine.place import Place
-from tensorstash.engine.places import POLICY, SMALL, Places, Way
-from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
+from tensorstash.engine.places import POLICY, SMALL, Places
+from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher, Stretch
 from tensorstash.engine.readers import Reading
 from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.residency import Residency
@@ -25,20 +25,14 @@ from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.sender import Sender
 from tensorstash.engine.stats import Stats
 from tensorstash.engine.stream_content import StreamContent
-from tensorstash.engine.stretch import Stretch
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import peak_bytes
 from tensorstash.host.workers import Workers
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy, Rebuilding
-from tensorstash.protocols import Codec, Demand
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")
-
-_REMEMBERED = 4096
-
-_WITHIN_BUDGET = "within the budget"
 
 _RECOMPUTED = None, "recomputed"
 """Fates of tensors that are made again if they can be: no plan knows them, or it says so."""
@@ -94,7 +88,6 @@ class Session(Generic[T]):
         self._kept = ledger.kept
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
         self._alias, self._version, self._storage = backend.alias, backend.version, backend.storage
-        self._ways: dict[tuple[int, str], tuple[TensorSpec, Way]] = {}
         self._stretch, self._thread = Stretch(), Thread()
         self._recomputer = Recomputer(self.state, self._thread) if recomputes else None
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
@@ -219,14 +212,15 @@ class Session(Generic[T]):
         if self.state.was_asked and (recomputer is not None or self._ladder is not None):
             with self._lock:  # before the first is noted, whatever becomes of it
                 self._current_stretch()
-        known = self._ways.get((id(spec), self._thread.module))  # as :meth:`_way` does, without the frame of a hash
-        rebuilding, place = self._way(spec, "any") if known is None or known[0] is not spec else known[1]
+        module, places = self._thread.module, self.places
+        known = places.recent.get((id(spec), module))
+        rebuilding, place = places.way(spec, module) if known is None or known[0] is not spec else known[1]
         record = memory = None
         if self._ladder is not None and is_large:
             if not self._ladder.is_begun:
                 self._ladder.begin(spec.device)
             memory = self._storage(tensor)
-            record = self._ladder.saved(spec, self._thread.module, *memory)
+            record = self._ladder.saved(spec, module, *memory)
         handle: Any = None
         may_recompute = recomputer is not None and is_large and (record is None or record.fate in _RECOMPUTED)
         if recomputer is not None and may_recompute and rebuilding is not None:
@@ -258,12 +252,12 @@ class Session(Generic[T]):
                 self.sender.shares.saw(spec.nbytes)
             return handle
         codecs = recomputer.mask_codecs(tensor, spec, wanted)
-        place = self._way(spec, "any", codecs)[1] if codecs else ""
+        place = self.places.way(spec, self._thread.module, "any", codecs)[1] if codecs else ""
         return None if isinstance(place, str) else self._store(tensor, spec, place, record)
 
     def _store_narrow(self, narrow: T) -> Handle:
         spec = self._spec(narrow)
-        return self._store(narrow, spec, self._way(spec, "any")[1], None)
+        return self._store(narrow, spec, self.places.way(spec, self._thread.module)[1], None)
 
     def _store(
         self,
@@ -274,13 +268,13 @@ class Session(Generic[T]):
         memory: tuple[Hashable, int] | None = None,
     ) -> Handle:
         if self._demand is not None and not isinstance(place, str) and not place.is_lossless:
-            place = self._way(spec, self._demand(tensor))[1]
+            place = self.places.way(spec, self._thread.module, self._demand(tensor))[1]
         if isinstance(place, str):
             return self._keep(tensor, place, spec.nbytes)
         if spec.nbytes < self._min_bytes:
             return self._keep(tensor, SMALL, spec.nbytes)
         if record is not None and record.fate == "kept" and (self._residency is None or not place.is_lossless):
-            return self._keep(tensor, _WITHIN_BUDGET, spec.nbytes)  # leaving later would need a copy now
+            return self._keep(tensor, "within the budget", spec.nbytes)  # leaving later would need a copy now
         state, backend, residency, thread = self.state, self.backend, self._residency, self._thread
         version = self._version(tensor)
         token, start = memory or self._storage(tensor)
@@ -356,15 +350,3 @@ class Session(Generic[T]):
                 self._recomputer.begin_stretch()
             next(self._pace, None)
         return self._stretch
-
-    def _way(self, spec: TensorSpec, demand: Demand, masks: tuple[Codec, ...] = ()) -> Way:
-        module, places = self._thread.module, self.places
-        kind: Hashable = (module, spec, demand, masks) if module or masks or demand != "any" else spec
-        way = places.known(kind)
-        if way is None:
-            way = places.new(kind, self.policy, spec.inside(module) if module else spec, demand, masks)
-        if demand == "any" and not masks:
-            if len(self._ways) >= _REMEMBERED:
-                self._ways.clear()
-            self._ways[id(spec), module] = spec, way
-        return way

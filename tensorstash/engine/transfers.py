@@ -54,10 +54,10 @@ class Transfer:
 
     Args:
         arrays: host memory of each.
-        held: keeps the device memory of each: its source, or the tensor that is copied into.
+        held: device memory of each: its source, or the tensor that is copied into.
         stream: the compute stream that the device memory is used in.
-        under_way: of the same copy stream; this joins them.
-        lease: of the device memory, in the budget where it is counted; None if it is not.
+        under_way: others in the same copy stream, which this joins.
+        lease: of the device memory; None if it is not counted.
         launch: puts the copies into their stream.
         record: returns the present point of that stream.
     """
@@ -115,7 +115,7 @@ class Transfer:
         self.held, self.lease = {}, None
 
     def ended(self, *, is_out: bool) -> None:
-        """Drop the host memory of copies that have ended, and with it the sources of those to the host."""
+        """Drop the host memory of copies that have ended, and the sources of those to the host."""
         self._arrays = ()
         if is_out:
             self.held, self.lease = {}, None
@@ -125,9 +125,7 @@ Part = tuple[Transfer, int]
 """One copy of a group: its transfer, and its number there."""
 
 Copy = tuple[Array, TensorSpec, Event | None]
-"""Bytes of a tensor to bring back, its spec, and the end of the copy that they came by; None if it is known to be over.
-
-The bytes are one-dimensional ``uint8``."""
+"""Bytes to bring back, the spec of their tensor, and the end of the copy that they came by unless that is over."""
 
 
 class Transfers:
@@ -163,16 +161,12 @@ class Transfers:
     def out(
         self, copies: Sequence[tuple[Any, Any, int]], device: str, compute: Stream
     ) -> tuple[Transfer, Sequence[Array]] | None:
-        """Start copies to the host that go together; return None if there is no host memory for them.
+        """Start copies to the host that go together, and return the host memory of each; None if there is none.
 
         Args:
-            copies: for each a contiguous tensor, what keeps its memory (itself, or the tensor that it is a view of),
-                and its bytes.
+            copies: for each a contiguous tensor, the one that keeps its memory, and its bytes.
             device: of all of them.
             compute: the stream of the computation, as it is now.
-
-        Returns:
-            The transfer, and the host memory of each copy.
         """
         streams, budget = self.streams, self.out_budget
         sources, held, sizes = map(list, zip(*copies, strict=True))
@@ -201,12 +195,12 @@ class Transfers:
         return transfer, arrays
 
     def back(self, copies: Sequence[Copy], lease: Lease | None, *, is_prefetch: bool) -> Transfer:
-        """Start copies to a device that go together: all, or as many of the first as there is memory for.
+        """Start copies to one device that go together: all, or as many of the first as there is memory for.
 
         Args:
             copies: of one device.
-            lease: of the tensors in the budget where they are counted; None if they are not.
-            is_prefetch: whether nobody has asked for them yet.
+            lease: of the tensors; None if they are not counted.
+            is_prefetch: whether nobody has asked for them yet, so that nothing waits for memory.
         """
         streams, device = self.streams, copies[0][1].device
         compute = self.compute(device)
@@ -238,12 +232,9 @@ class Transfers:
             return Transfer(arrays, targets, compute, under_way, lease, launch, record)
 
     def leave(self, arrival: Part | None) -> None:
-        """Note that a content has gone; takes no lock and never blocks, safe in a finalizer.
+        """Note that a content has gone, and the copy back that was for it; never blocks, safe in a finalizer.
 
-        The sources of copies out are dropped when these have ended, as long as there are others that may be asked for.
-
-        Args:
-            arrival: a copy back that nobody has asked for, if there was one.
+        As long as others may be asked for, the sources of copies out are dropped when these have ended.
         """
         if self._pid != os.getpid():  # a forked child, whose copies are its parent's
             return
@@ -254,14 +245,9 @@ class Transfers:
                 transfer.release()
 
     def near(self, nbytes: int, *, is_group: bool = True) -> tuple[Lease, int] | None:
-        """Take device memory for tensors that backward is about to ask for; return None if there is no room.
+        """Take device memory for a tensor and a group that may join it, if there is room; also return their bytes.
 
-        Args:
-            nbytes: of the first; one that is larger than all there is may be there alone.
-            is_group: whether others may join it, as many as soon follow the computation.
-
-        Returns:
-            The lease, and the bytes that they may have together.
+        One that is larger than all there is may be there alone.
         """
         budget, limit = self.back_budget, self.back_budget.limit
         room = max(nbytes, min(limit // _GROUPS, MOST_TOGETHER) * is_group)
@@ -345,7 +331,7 @@ class Transfers:
         return lease
 
     def _begun(self, device: str, direction: str) -> tuple[Stream, deque[Transfer]]:
-        """Return the copy stream of a device that copies for the first time, and no transfers."""
+        """Return the copy stream of a device that copies for the first time, where nothing is under way."""
         side = self._under_way[device, direction] = self.streams.side_stream(device, direction), deque()
         return side
 
