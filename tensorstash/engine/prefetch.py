@@ -19,7 +19,6 @@ QUICK_BYTES = 4 * 2**20
 a copy, and decoded bytes that wait undo the saving of the codec."""
 
 _REMEMBERED_ORDERS = 64
-
 _FEW = 64  # contents that are not worth forgetting
 
 
@@ -44,8 +43,7 @@ class Stretch:
         """Those that a tensor may be the same as, by key."""
         self._spans: WeakValueDictionary[Hashable, SharedSpan] = WeakValueDictionary()
         self._room = _FEW
-        self._places: dict[int, int] = {}
-        """In the expected order, by index."""
+        self._places: dict[int, int] = {}  # in the expected order, by index
         self._asked: dict[int, int] = {}  # how often, in this backward
         self.to_host: deque[int] = deque()
         self.to_device: deque[int] = deque()
@@ -92,7 +90,7 @@ class Stretch:
         """
         if self.expected != self.count:
             count = self.count  # first: another thread may be saving
-            rest = {content.index for content in self.contents()}
+            rest = {index for index, known in list(self.known.items()) if known() is not None}
             order = *order, *sorted(rest.difference(order), reverse=True)
             self._places = {index: place for place, index in enumerate(order)}
             self._begin()
@@ -140,9 +138,8 @@ class Prefetcher:
         self.budget, self.readers = budget, readers
         self._quick_bytes, self._spare_bytes = quick_bytes, spare_bytes
         self._reserved = 0
-        self._quick: dict[ref[Content], int] = {}
-        """Bytes of quick contents that were brought back and not asked for yet, and perhaps of some that have gone."""
-        self._gone: deque[ref[Content]] = deque()
+        self._quick: dict[ref[Content], int] = {}  # bytes of those that were brought back and not asked for yet
+        self._gone: deque[ref[Content]] = deque()  # of these, since the last request
         self._waiting = 0  # their sum
         self._large: ref[Content] | None = None
         self._orders: OrderedDict[int, tuple[int, ...]] = OrderedDict()

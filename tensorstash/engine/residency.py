@@ -162,7 +162,7 @@ class Residency:
             else:
                 self._room_bytes -= content.nbytes
                 self._near[-1][1].append(ref(content))
-                content.stay(lease)
+                content.stay([content], lease)
         return leaving
 
     def _begun_group(self, content: Any, leaving: list[Any]) -> Lease | None:
@@ -170,9 +170,9 @@ class Residency:
         near = None if self._near and self._is_full else content.place.transfers.near(content.nbytes)
         self._is_full = near is None  # as nearly always from then on
         while near is None and self._near:
-            oldest: list[Any] = _live(self._near.popleft()[1])
-            for other in oldest:
-                other.stay(None)
+            oldest: list[Any] = list(filter(None, map(call, self._near.popleft()[1])))
+            if oldest:
+                oldest[0].stay(oldest, None)
             leaving += oldest
             near = content.place.transfers.near(content.nbytes)
         if near is None:

@@ -41,9 +41,7 @@ class Sender:
     def entry_began(self, saved_bytes: int, *, is_a_step: bool) -> None:
         """Leave no more host memory idle than saving has last used: backward needs its own no more.
 
-        Args:
-            saved_bytes: by which payloads were smaller than their tensors, or elsewhere, so far.
-            is_a_step: whether backward has asked for something since the last entry.
+        Bytes are saved where payloads are smaller than their tensors, or elsewhere. In a step backward has asked since.
         """
         used, _ = POOL.take_stock()
         if is_a_step:

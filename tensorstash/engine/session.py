@@ -49,10 +49,6 @@ class Session(Generic[T]):
         min_bytes: tensors below this size are kept.
         min_away_bytes: tensors below these sizes are kept rather than sent away, by tier.
         budget: how many bytes of saved tensors may stay; None if all leave that can.
-
-    Raises:
-        ConfigError: the backend lacks an ability that a part needs.
-        StoreError: a store the policy may use cannot be opened.
     """
 
     def __init__(
@@ -169,11 +165,8 @@ class Session(Generic[T]):
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
 
-        For the thread that has saved them, outside of any in-place operation.
-
-        Raises:
-            StoreError: they were not within ``timeout_s``. They are given up, and not waited for again: their tensors
-                stay where they are, and are refused if they are modified.
+        For the thread that has saved them, outside of any in-place operation. StoreError says that ``timeout_s`` was
+        too short: their tensors stay where they are, and are refused if they are modified.
         """
         self.state.refuse_child()
         if self._residency is not None:
@@ -189,11 +182,7 @@ class Session(Generic[T]):
     unpack = staticmethod(SessionState.restore)
 
     def pack(self, tensor: T) -> Handle:
-        """Return the handle that the graph holds in place of ``tensor``.
-
-        Raises:
-            StashError: the tensor's bytes had to be captured at once and could not be, or a store hangs.
-        """
+        """Return the handle that the graph holds in place of ``tensor``."""
         try:
             nbytes = self._nbytes(tensor)
         except RuntimeError:  # sparse tensors have no such number

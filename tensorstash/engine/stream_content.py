@@ -10,9 +10,9 @@ from typing import Any
 
 from tensorstash.abilities import Stream
 from tensorstash.engine.content import Content
-from tensorstash.engine.transfers import Copy, Part, Transfers
+from tensorstash.engine.transfers import Copy, Flight, Part, Transfers
 from tensorstash.errors import TensorStashError, is_out_of_memory
-from tensorstash.host.arrays import Array, as_bytes
+from tensorstash.host.arrays import as_bytes
 from tensorstash.host.budget import Lease
 from tensorstash.spec import TensorSpec
 
@@ -30,9 +30,8 @@ class StreamContent(Content):
     _launched_nbytes = 0
     _near: Lease | None = None
     """Device memory that its group has taken, to stay."""
-    _flight: Part | None = None
-    _array: Array | None = None
-    """Host memory that it is transferred to; the payload itself where no worker has anything to do with it."""
+    _flight: Flight | None = None
+    """The copy to the host; its memory is the payload itself where no worker has anything to do with it."""
     _arrival: Part | None = None
     """The copy back that somebody is to ask for."""
 
@@ -73,17 +72,17 @@ class StreamContent(Content):
                 raise content._unreadable(source, error) from error
             going.append(content)
             copies.append(copy)
-        out = transfers.out(copies, device, compute) if going else None
-        if out is None and len(going) > 1:  # one by one there may be host memory for some of them
+        flights = transfers.out(copies, device, compute) if going else None
+        if flights is None and len(going) > 1:  # one by one there may be host memory for some of them
             for content in going:
                 StreamContent.launch([content])
-        elif out is None:
+        elif flights is None:
             for content in going:
                 next(content.place.ledger.declined[content.nbytes])
         else:
             payloads: list[tuple[object, int, TensorSpec]] = []
-            for number, content in enumerate(going):
-                content._flight, content._array = (out[0], number), out[1][number]
+            for content, flight in zip(going, flights, strict=True):
+                content._flight = flight
                 if not content.place.needs_worker:
                     payloads.append((content, content._launched_nbytes, content.spec))
                     if content.record is not None:
@@ -96,8 +95,9 @@ class StreamContent(Content):
         """Return a contiguous tensor to be transferred, what keeps its memory, and its bytes."""
         source, transfers, spec = self.alias, self._transfers, self.spec
         place: Any = self.place
-        if compute != self._stream:
-            transfers.follow(self._stream, compute, source)
+        if compute != self._stream:  # which made it
+            compute.wait_event(transfers.streams.recorded(self._stream))
+            transfers.streams.use_in([source], compute)
         if self.is_private and place.shares_source and transfers.out_budget.limit:
             source = place.copy_here(source, spec)  # computation goes on beside the copy, and may change it
         launched = place.launch(source, spec) if place.runs_kernels else place.layouts.dense(source, spec)
@@ -107,9 +107,11 @@ class StreamContent(Content):
     def is_large(self) -> bool:
         return self.nbytes > self._transfers.back_budget.limit
 
-    def stay(self, lease: Lease | None) -> None:
-        """Stay on the device, near the computation, in memory that a lease has taken for the group; or no longer."""
-        self._near = lease
+    @staticmethod
+    def stay(contents: "Sequence[StreamContent]", lease: Lease | None) -> None:
+        """Let contents stay on the device, near the computation, in memory that a lease has taken; or no longer."""
+        for content in contents:
+            content._near = lease
 
     def capture(self) -> None:
         """Wait for the transfer, and encode and store its bytes; a failure is kept for later requests."""
@@ -119,12 +121,11 @@ class StreamContent(Content):
         try:
             with self._transfers.streams.on_device(self.spec.device):
                 flight[0].wait()
-            assert self._array is not None, "transferred to nowhere"
-            self._keep(place.store_transferred(self._array))
+            self._keep(place.store_transferred(flight[2]))
         except TensorStashError as error:
             self._fail(error)
         # Last: whoever finds no transfer takes the slot or the error.
-        self._flight = self._array = None
+        self._flight = None
 
     def _fail(self, error: TensorStashError) -> None:
         if self._flight is not None:
@@ -208,10 +209,10 @@ class StreamContent(Content):
 
     def _copy(self) -> Copy:
         """Return its bytes on the host for a copy back, also those that have not come there yet."""
-        flight, array = self._flight, self._array
+        flight = self._flight
         place: Any = self.place
         spec = place.launched_spec(self._launched_nbytes) if place.runs_kernels else place.spec
-        if self.stored is not None or flight is None or array is None:
+        if self.stored is not None or flight is None:
             self.raise_failure()
             return as_bytes(self._load(may_hold=False)[0]), spec, None
         if not place.needs_worker:
@@ -221,8 +222,8 @@ class StreamContent(Content):
                 place.numbers[4] += 1  # as :meth:`Ledger.add` does, without its frame
         elif place.loses_on_host:
             flight[0].wait()
-            return as_bytes(place.as_stored(array)), spec, None
-        return array, spec, flight[0]._end or flight[0].end
+            return as_bytes(place.as_stored(flight[2])), spec, None
+        return flight[2], spec, flight[0]._end or flight[0].end
 
     def _hold(self, arrival: Part) -> None:
         with self._lock:

@@ -42,11 +42,9 @@ from tensorstash.spec import TensorSpec
 MOST_TOGETHER = 32 * 2**20
 """Bytes of copies that go together, but for one that is larger: the first waits for the last."""
 
-_GROUPS = 2
-"""That fit the tensors near the computation at least: one is used up while the other comes or goes."""
+_GROUPS = 2  # near the computation at least: one is used up while the other comes or goes
 
-_UNIT = 512
-"""Host memory of a copy begins at multiples of it, in bytes, as devices like it."""
+_UNIT = 512  # bytes; host memory of a copy begins at multiples of it, as devices like it
 
 
 class Transfer:
@@ -124,17 +122,17 @@ class Transfer:
 Part = tuple[Transfer, int]
 """One copy of a group: its transfer, and its number there."""
 
+Flight = tuple[Transfer, int, Array]
+"""The same of a copy to the host, and its memory there."""
+
 Copy = tuple[Array, TensorSpec, Event | None]
 """Bytes to bring back, the spec of their tensor, and the end of the copy that they came by unless that is over."""
 
 
 class Transfers:
-    """The copies of one session, on all devices. Thread-safe.
+    """The copies of one session, on all devices, and budgets of their sources and of tensors that come back early.
 
-    Args:
-        streams: how things are done.
-        limits: byte budgets, of sources and of tensors that are brought back early.
-        shares: says how much may be on its way, where these do not.
+    Thread-safe.
     """
 
     def __init__(self, streams: Streams[Any], limits: Limits, shares: Shares) -> None:
@@ -154,14 +152,11 @@ class Transfers:
         self.compute: Callable[[str], Any] = streams.current_stream
         """Returns the stream of a device's computation, as it is now; looked up once, since every copy asks."""
         self._pid = os.getpid()
-        self.was_full = False
-        """Whether a device was full in this step, so that nothing is read ahead: each refusal makes it wait."""
+        self._was_full = False  # in this step, so that nothing is read ahead: each refusal makes a device wait
         self._lock = threading.Lock()
 
-    def out(
-        self, copies: Sequence[tuple[Any, Any, int]], device: str, compute: Stream
-    ) -> tuple[Transfer, Sequence[Array]] | None:
-        """Start copies to the host that go together, and return the host memory of each; None if there is none.
+    def out(self, copies: Sequence[tuple[Any, Any, int]], device: str, compute: Stream) -> list[Flight] | None:
+        """Start copies to the host that go together; return None if there is no host memory for them.
 
         Args:
             copies: for each a contiguous tensor, the one that keeps its memory, and its bytes.
@@ -192,7 +187,7 @@ class Transfers:
             self.sent[device] += nbytes
         if lease is None:
             transfer.release()
-        return transfer, arrays
+        return [(transfer, number, array) for number, array in enumerate(arrays)]
 
     def back(self, copies: Sequence[Copy], lease: Lease | None, *, is_prefetch: bool) -> Transfer:
         """Start copies to one device that go together: all, or as many of the first as there is memory for.
@@ -214,7 +209,7 @@ class Transfers:
                     continue
                 except Exception as error:
                     is_full = is_out_of_memory(error)
-                    self.was_full |= is_full
+                    self._was_full |= is_full
                     if not is_full or (is_prefetch and not targets):
                         raise
                 if is_prefetch:
@@ -232,15 +227,12 @@ class Transfers:
             return Transfer(arrays, targets, compute, under_way, lease, launch, record)
 
     def leave(self, arrival: Part | None) -> None:
-        """Note that a content has gone, and the copy back that was for it; never blocks, safe in a finalizer.
-
-        As long as others may be asked for, the sources of copies out are dropped when these have ended.
-        """
+        """Note that a content has gone, and the copy back that was for it; never blocks, safe in a finalizer."""
         if self._pid != os.getpid():  # a forked child, whose copies are its parent's
             return
         if arrival is not None:
             arrival[0].dismiss(arrival[1])
-        if not self.saved:
+        if not self.saved:  # else the sources of copies out are dropped when these have ended
             for transfer in self._outgoing():
                 transfer.release()
 
@@ -252,7 +244,7 @@ class Transfers:
         budget, limit = self.back_budget, self.back_budget.limit
         room = max(nbytes, min(limit // _GROUPS, MOST_TOGETHER) * is_group)
         most = min(room, limit)
-        if not limit or self.was_full or (not budget.gone and budget.taken + most > limit):
+        if not limit or self._was_full or (not budget.gone and budget.taken + most > limit):
             return None
         lease = budget.try_acquire(most)
         return None if lease is None else (lease, room)
@@ -286,14 +278,9 @@ class Transfers:
         self.streams.use_in([tensor], self.compute(device))
         return tensor
 
-    def follow(self, stream: Stream, compute: Stream, tensor: Any) -> None:
-        """Let later work of ``compute`` begin after that of ``stream``, which made a tensor."""
-        compute.wait_event(self.streams.recorded(stream))
-        self.streams.use_in([tensor], compute)
-
     def end_step(self) -> None:
         """Give up host memory that the last steps have not needed, and read ahead again on a device that was full."""
-        self.was_full = False
+        self._was_full = False
         self.pinned.end_step()
         self.out_budget.count_anew()
         self.back_budget.count_anew()
@@ -301,11 +288,7 @@ class Transfers:
     def drain(self) -> None:
         """Wait for the end of all copies."""
         with self._lock:
-            transfers = [transfer for _, under_way in self._under_way.values() for transfer in under_way]
-        for transfer in transfers:
-            transfer.end.synchronize()
-        with self._lock:
-            self._forget_ended()
+            self._finish()
 
     def _forget_ended(self) -> None:
         """Drop the memory of copies that have ended, under the lock."""
