@@ -240,9 +240,10 @@ class Content:
                 self._loading = None
                 self._let_go()
 
-    def prefetch_to_device(self, group: list[Any], room_bytes: int) -> int | None:
-        """Join a group that is brought back to its device; return the bytes left for others, or None for no more."""
-        return room_bytes
+    @property
+    def bytes_to_bring(self) -> int | None:
+        """Bytes that it takes on its device if it is brought back now; 0 if it is there; None to look no further."""
+        return 0
 
     def restore(self, spec: TensorSpec) -> Any:
         """Return a tensor of the given layout that the graph does not know yet."""

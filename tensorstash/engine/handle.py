@@ -7,10 +7,9 @@ from tensorstash.abilities import Backend, SupportsGraph
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.content import Content
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.prefetch import Prefetcher
+from tensorstash.engine.prefetch import Prefetcher, Stretch
 from tensorstash.engine.readers import Learned
 from tensorstash.engine.residency import Residency
-from tensorstash.engine.stretch import Stretch
 from tensorstash.errors import StashError, modified
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.protocols import Demand
@@ -39,12 +38,10 @@ class SessionState:
     ) -> None:
         self.backend, self.ledger, self.adviser = backend, ledger, adviser
         self.prefetcher, self.residency = prefetcher, residency
-        # Looked up once: these run for every tensor, and to ask for an ability takes longer than to use it.
+        # Looked up once: to ask for an ability takes longer than to use it.
         self.version = backend.version
-        graph = backend if isinstance(backend, SupportsGraph) else None
-        self.compiled_graph = None if graph is None else graph.compiled_graph
-        self.running_demand = None if graph is None else graph.running_demand
-        self.may_write = bool if graph is None else graph.may_write
+        self.graph = backend if isinstance(backend, SupportsGraph) else None
+        self.may_write = bool if self.graph is None else self.graph.may_write
         self.learned: Learned = {}
         self.was_asked = False
         """Whether a handle has been restored since this was last set to False."""
@@ -84,8 +81,8 @@ class SessionState:
         self, content, spec, stretch = handle.state, handle.content, handle.spec, handle.stretch
         self.was_asked = True
         self._unpacked()  # raises in a forked child
-        if self.adviser.watches and self.compiled_graph is not None:
-            self.adviser.asked(self.compiled_graph(), spec.nbytes)
+        if self.adviser.watches and self.graph is not None:
+            self.adviser.asked(self.graph.compiled_graph(), spec.nbytes)
         if stretch is not None:
             self.prefetcher.asked(stretch, content)
         if content.reading is not None and handle.wants_reader:
@@ -108,7 +105,7 @@ class SessionState:
         """Learn the demand of the operation that asks, for the next content of this kind."""
         place, reading = handle.content.place, handle.content.reading
         kind = None if reading is None else reading.kind
-        demand = None if kind is None or self.running_demand is None else self.running_demand(handle)
+        demand = None if kind is None or self.graph is None else self.graph.running_demand(handle)
         if reading is None or demand is None:
             return
         reading.learn(demand)

@@ -11,16 +11,11 @@ from tensorstash.spec import TensorSpec
 
 PROBE_BYTES = 64 * 2**20
 """Size of the copy that measures a link, unless a step sends less."""
-
 _WORTH_BYTES = 64 * 2**20
 
 
 def bytes_per_s(streams: Streams[Any], device: str, nbytes: int) -> float:
-    """Measure how many bytes a second a device copies to the host, after all its work; 0 without memory for the copy.
-
-    Args:
-        nbytes: size of the copy.
-    """
+    """Measure how many bytes a second a device copies to the host, after all its work; 0 without memory for them."""
     pages = streams.pinned.take(nbytes)
     compute, side = streams.current_stream(device), streams.side_stream(device, "out")
     if pages is None or compute is None:
@@ -42,11 +37,7 @@ def bytes_per_s(streams: Streams[Any], device: str, nbytes: int) -> float:
 def pace(streams: Streams[Any], sent: Mapping[str, int], say: Callable[[str], object]) -> Iterator[None]:
     """Say once where copies out take longer than the forward pass, a third of a step, so that computation waits.
 
-    It is advanced where a step ends. The third step is measured, since the first ones allocate.
-
-    Args:
-        sent: bytes that were copied out so far, by device.
-        say: takes the advice.
+    It is advanced where a step ends, and measures the third, since the first ones allocate. Bytes sent are by device.
     """
     yield
     before, began = dict(sent), perf_counter()

@@ -48,29 +48,36 @@ class Places:
         min_away_bytes: Mapping[str, int],
     ) -> None:
         self._backend, self._ledger, self._adviser, self.transfers = backend, ledger, adviser, transfers
-        self._min_away_bytes = min_away_bytes
+        self._policy, self._min_away_bytes = policy, min_away_bytes
         self.stores: dict[StoreConfig, Store] = {}
+        self.recent: dict[tuple[int, str], tuple[TensorSpec, Way]] = {}
+        """The treatment by the identity of a spec, which must be the one noted, and its module: a hash is a frame."""
         self._remembered: dict[Hashable, Way] = {}
-        self.known = self._remembered.get
-        """Returns the treatment of tensors of a kind; None if it is new."""
         self._numbers: dict[Plan, int] = {}
         for plan in policy.alternatives():
             if not plan.rest.keeps:
                 self._store(plan.rest.store or Memory())
 
-    def new(
-        self, kind: Hashable, policy: HookPolicy, spec: TensorSpec, demand: Demand, masks: tuple[Codec, ...] = ()
-    ) -> Way:
-        """Return the treatment of a new kind of tensors, known from now on; ``masks`` replace the policy's codecs."""
-        plan = policy.plan(spec)
-        if masks:
-            rest = Plan(masks, plan.store or (Memory() if spec.device == "cpu" else None))
-        else:
-            rest = plan.rest.within(demand)
-        place = self._place(rest, spec)
-        if spec.device == "cpu" and (plan.rebuilding is not None or not isinstance(place, str)):
-            set_for_policies()
-        return self._remember(kind, (plan.rebuilding, place))
+    def way(self, spec: TensorSpec, module: str, demand: Demand = "any", masks: tuple[Codec, ...] = ()) -> Way:
+        """Return the treatment of a tensor that is saved in a module; ``masks`` replace the policy's codecs."""
+        kind: Hashable = (module, spec, demand, masks) if module or masks or demand != "any" else spec
+        way = self._remembered.get(kind)
+        if way is None:
+            spec_there = spec.inside(module) if module else spec
+            plan = self._policy.plan(spec_there)
+            if masks:
+                rest = Plan(masks, plan.store or (Memory() if spec.device == "cpu" else None))
+            else:
+                rest = plan.rest.within(demand)
+            place = self._place(rest, spec_there)
+            if spec.device == "cpu" and (plan.rebuilding is not None or not isinstance(place, str)):
+                set_for_policies()
+            way = self._remember(kind, (plan.rebuilding, place))
+        if demand == "any" and not masks:
+            if len(self.recent) >= _REMEMBERED:
+                self.recent.clear()
+            self.recent[id(spec), module] = spec, way
+        return way
 
     def suits(self, content: Content) -> bool:
         """Choose the part of a content's plan that suits its readers; return False if nothing is left of it."""
@@ -93,7 +100,7 @@ class Places:
         if plan is place.plan:
             return place
         kind = place.number, place.saved, demand
-        way = self.known(kind) or self._remember(kind, (None, self._place(plan, place.saved)))
+        way = self._remembered.get(kind) or self._remember(kind, (None, self._place(plan, place.saved)))
         return way[1]
 
     def _remember(self, kind: Hashable, way: Way) -> Way:

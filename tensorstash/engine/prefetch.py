@@ -1,33 +1,129 @@
-"""Prefetch ahead of backward: a guess of the next requests, which only ever costs time."""
+"""The order in which backward asks for saved contents, and prefetch by it: a guess, which only ever costs time."""
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
+from tensorstash.abilities import SupportsSharedMemory
 from tensorstash.engine.content import Content
-from tensorstash.engine.stretch import TO_DEVICE, TO_HOST, Stretch
+from tensorstash.engine.shared_span import SharedSpan, span_of
 from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.pool import POOL
 from tensorstash.host.workers import Workers
+from tensorstash.spec import TensorSpec
 
 QUICK_BYTES = 4 * 2**20
 """With so many bytes per reader decoded ahead, nothing more is decoded alone: that takes hardly longer than
 a copy, and decoded bytes that wait undo the saving of the codec."""
 
 _REMEMBERED_ORDERS = 64
+_FEW = 64  # contents that are not worth forgetting
+
+
+class Stretch:
+    """Contents that were saved between two backward passes, known only weakly, and the order of their requests.
+
+    A stretch of saves ends with the first unpack. Optimizers, ``.data`` and aliases through other libraries write
+    without bumping a version, and they do so between backward and the next forward; so a content that was saved before
+    the last unpack is never taken for the same again. A stretch without one may be endless, so dead contents
+    are forgotten: it knows at most twice as many as are live, and a few.
+
+    Another backward begins with the first request of the last one. Other repeated requests are no sign of one: a recipe
+    may run several times. Not thread-safe; the session locks for saves, and the prefetcher for requests.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.expected = 0
+        """Contents that were saved so far, and before the last request."""
+        self.known: dict[int, ref[Content]] = {}
+        """Those that are live, and perhaps some that have gone, by index."""
+        self.same: dict[Hashable, ref[Content]] = {}
+        """Those that a tensor may be the same as, by key."""
+        self._spans: WeakValueDictionary[Hashable, SharedSpan] = WeakValueDictionary()
+        self._room = _FEW
+        self._places: dict[int, int] = {}  # in the expected order, by index
+        self._asked: dict[int, int] = {}  # how often, in this backward
+        self.to_host: deque[int] = deque()
+        self.to_device: deque[int] = deque()
+        """Indices that are expected next, nearest first, for threads that load and for copies back to a device."""
+
+    def add(self, key: Hashable, content: Content) -> None:
+        """Append a content, whose index is :attr:`count`."""
+        if len(self.known) >= self._room:
+            self.known = {index: known for index, known in self.known.items() if known() is not None}
+            self.same = {same: known for same, known in self.same.items() if known() is not None}
+            self._room = 2 * len(self.known) + _FEW
+        self.known[self.count] = self.same[key] = ref(content)
+        self.count += 1  # last: whoever has seen it finds all of them
+
+    def span(self, token: Hashable, spec: TensorSpec, backend: SupportsSharedMemory[Any]) -> SharedSpan | None:
+        """Return the memory that a view with gaps shares with others when it is back; None for all other tensors.
+
+        The token names the storage and its version.
+        """
+        name = span_of(token, spec)
+        span = None if name is None else self._spans.get(name)
+        if name is not None and span is None:
+            span = self._spans[name] = SharedSpan(backend)
+        return span
+
+    def contents(self) -> Iterator[Content]:
+        """Give the contents that are live."""
+        return filter(None, (known() for known in list(self.known.values())))
+
+    def close(self) -> None:
+        """Take no later tensor for the same as one that was saved here."""
+        self.same.clear()
+        self._spans = WeakValueDictionary()
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """Indices in the order in which they were first asked for."""
+        return tuple(self._asked)
+
+    def ask(self, index: int, order: tuple[int, ...]) -> None:
+        """Note a request. The first since something was saved sets the order in which the others are expected.
+
+        Those that the order lacks come behind, the last saved first.
+        """
+        if self.expected != self.count:
+            count = self.count  # first: another thread may be saving
+            rest = {index for index, known in list(self.known.items()) if known() is not None}
+            order = *order, *sorted(rest.difference(order), reverse=True)
+            self._places = {index: place for place, index in enumerate(order)}
+            self._begin()
+            self.expected = count  # last: an interrupt may leave it undone
+        times = self._asked.get(index, 0)
+        if times and index == next(iter(self._asked)):
+            content = self.known[index]()
+            if content is not None and times >= max(content.users, 1):  # each of them has: this is another backward
+                self._asked.clear()
+                self._begin()
+                times = 0
+        self._asked[index] = times + 1
+        places = self._places
+        for indices in (self.to_host, self.to_device):
+            while indices and places[indices[0]] <= places[index]:
+                indices.popleft()
+
+    def expects(self, content: Content) -> bool:
+        """Whether somebody is still to ask for a content of this stretch in this backward."""
+        return 0 < self._asked.get(content.index, 0) < content.users
+
+    def _begin(self) -> None:
+        rest = [index for index in self._places if index not in self._asked]
+        self.to_host, self.to_device = deque(rest), deque(rest)
 
 
 class Prefetcher:
-    """Loads the contents of the next requests, within a budget. Thread-safe.
+    """Loads the contents of the next requests, on threads and within a budget of decoded bytes. Thread-safe.
 
     The order is remembered by the number of saved tensors, so that a step of new shapes finds it, and several graphs
     each find their own. At first it is the reverse of packing.
 
     Args:
-        budget: bytes that all contents together may hold decoded.
-        readers: threads that load.
         quick_bytes: where this many wait decoded of contents that are quickly brought back, no more of those is begun.
         spare_bytes: returns how many bytes may be read ahead under a budget.
     """
@@ -42,9 +138,8 @@ class Prefetcher:
         self.budget, self.readers = budget, readers
         self._quick_bytes, self._spare_bytes = quick_bytes, spare_bytes
         self._reserved = 0
-        self._quick: dict[ref[Content], int] = {}
-        """Bytes of quick contents that were brought back and not asked for yet, and perhaps of some that have gone."""
-        self._gone: deque[ref[Content]] = deque()
+        self._quick: dict[ref[Content], int] = {}  # bytes of those that were brought back and not asked for yet
+        self._gone: deque[ref[Content]] = deque()  # of these, since the last request
         self._waiting = 0  # their sum
         self._large: ref[Content] | None = None
         self._orders: OrderedDict[int, tuple[int, ...]] = OrderedDict()
@@ -65,7 +160,7 @@ class Prefetcher:
                     self._waiting -= quick.pop(self._gone.popleft(), 0)
             else:
                 self._waiting = 0  # an interrupt may have left bytes
-            expected, known, spare = stretch.expected_next[TO_HOST], stretch.known, None
+            expected, known, spare = stretch.to_host, stretch.known, None
             while expected:
                 content = known[expected[0]]() if expected[0] in known else None
                 is_away = content is not None and content.stored is not None and content.lease is None
@@ -74,8 +169,7 @@ class Prefetcher:
                     continue
                 if content.is_quick and self._waiting >= self._quick_bytes:
                     break
-                used = 0 if not self._reserved else budget.used if budget.gone else budget.taken
-                if self._reserved and used + content.nbytes > budget.limit - self._reserved:
+                if self._reserved and budget.used + content.nbytes > budget.limit - self._reserved:
                     break
                 if self._spare_bytes is not None:
                     spare = self._spare_bytes() if spare is None else spare
@@ -112,18 +206,27 @@ class Prefetcher:
             if large is not None and stretch.expects(large):
                 return
             self._large = None
-            expected, known = stretch.expected_next[TO_DEVICE], stretch.known
+            expected, known = stretch.to_device, stretch.known
             group: list[Any] = []
-            room_bytes = 0
+            lease, room_bytes = None, 0
             while expected:
-                content = known[expected[0]]() if expected[0] in known else None
-                room = room_bytes if content is None else content.prefetch_to_device(group, room_bytes)
-                if room is None:
+                content: Any = known[expected[0]]() if expected[0] in known else None
+                size = 0 if content is None else content.bytes_to_bring
+                if size is None:
                     break
-                room_bytes = room
+                if size and not group:
+                    near = content.place.transfers.near(size)
+                    if near is None:
+                        break  # as nearly always in the end
+                    lease, room_bytes = near
+                elif size > room_bytes or (size and content.spec.device != group[0].spec.device):
+                    break
+                if size:
+                    group.append(content)
+                    room_bytes -= size
                 expected.popleft()
             if group:
-                group[0].bring(group)
+                group[0].bring(group, lease)
 
     def learn(self, stretch: Stretch) -> None:
         """Remember the order in which the contents of a finished step were asked for."""

@@ -15,8 +15,8 @@ from tensorstash.engine.stats import Tally
 from tensorstash.host.budget import Lease
 
 _LOOKS = 8
-"""Memories that are looked at per saved tensor, of the newest and of the others in turn: each look costs a microsecond,
-and a program may hold thousands."""
+"""Memories of the newest and of the others, looked at per saved tensor: each takes a microsecond, and there may be
+thousands."""
 
 _is_streamed = attrgetter("is_streamed")
 
@@ -39,15 +39,12 @@ class Residency:
         self._staying: deque[ref[Content]] = deque()
         self._near: deque[tuple[ref[Lease], list[ref[Content]]]] = deque()
         """The newest on devices, in groups that leave together, each with the bytes that it has taken."""
-        self._room_bytes = 0
-        """Of the last group."""
-        self._is_full = False
-        """Whether there was no room for a group beside the others."""
+        self._room_bytes = 0  # of the last group
+        self._is_full = False  # for a group beside the others
         self._alive: dict[ref[Content], int] = {}
         self._gone: deque[ref[Content]] = deque()
         self._used_bytes = 0
-        self.peak_bytes = 0
-        """Most bytes that have counted towards the limit at one time."""
+        self.peak_bytes = 0  # that have counted towards the limit at one time
         self.is_tight = False
         """Whether more than the limit is held, once those that have left last are on their way."""
         self._lock = threading.Lock()
@@ -165,7 +162,7 @@ class Residency:
             else:
                 self._room_bytes -= content.nbytes
                 self._near[-1][1].append(ref(content))
-                content.stay(lease)
+                content.stay([content], lease)
         return leaving
 
     def _begun_group(self, content: Any, leaving: list[Any]) -> Lease | None:
@@ -173,9 +170,9 @@ class Residency:
         near = None if self._near and self._is_full else content.place.transfers.near(content.nbytes)
         self._is_full = near is None  # as nearly always from then on
         while near is None and self._near:
-            oldest: list[Any] = _live(self._near.popleft()[1])
-            for other in oldest:
-                other.stay(None)
+            oldest: list[Any] = list(filter(None, map(call, self._near.popleft()[1])))
+            if oldest:
+                oldest[0].stay(oldest, None)
             leaving += oldest
             near = content.place.transfers.near(content.nbytes)
         if near is None:

@@ -35,20 +35,11 @@ class Thread(threading.local):
 
 
 _innermost: ContextVar[Adviser | None] = ContextVar("_innermost", default=None)
-"""Whose scope is in force on a thread, so that the one around it can be told of it."""
+"""Whose scope is in force, so that the one around it can be told of it."""
 
 
 class Scope(Block, Generic[S]):
-    """One entry of a session.
-
-    Args:
-        session: for the block.
-        adviser: of the session.
-        thread: whose readers and trail are others inside.
-        hooks: in force inside.
-        readers: of the block.
-        ended: called behind a block that has raised nothing.
-    """
+    """One entry of a session: its hooks are in force, and ``ended`` is called behind a block that raises nothing."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class Sender:
 
     def __init__(self, limits: Limits, streams: Streams[Any] | None) -> None:
         self.shares = Shares()
-        """The bytes that may be on their way, where the limits do not say so."""
+        """Budgets that the limits leave open."""
         self.writers = Workers("tensorstash-writer", limits.writers, timeout_s=limits.timeout_s)
         self.in_flight = ByteBudget(limits.in_flight_bytes)
         self.ahead = ByteBudget(limits.ahead_bytes)
@@ -41,9 +41,7 @@ class Sender:
     def entry_began(self, saved_bytes: int, *, is_a_step: bool) -> None:
         """Leave no more host memory idle than saving has last used: backward needs its own no more.
 
-        Args:
-            saved_bytes: by which payloads were smaller than their tensors, or elsewhere, so far.
-            is_a_step: whether backward has asked for something since the last entry.
+        Bytes are saved where payloads are smaller than their tensors, or elsewhere. In a step backward has asked since.
         """
         used, _ = POOL.take_stock()
         if is_a_step:
@@ -51,9 +49,9 @@ class Sender:
             POOL.give_back(max(self._saving_bytes - used, 0))
 
     def entry_ended(self, saved_bytes: int) -> None:
-        """Note how much host memory saving has used; leave no more idle from now on than a step saves or payloads take.
+        """Leave no more host memory idle from now on than a step saves, bytes on their way included, or payloads take.
 
-        Else a policy that finds little to save would have a higher peak than none. Bytes on their way may be saved yet.
+        Else a policy that finds little to save would have a higher peak than none.
         """
         used, self._saving_bytes = POOL.take_stock()
         POOL.worth(max(min(self._worth_bytes, saved_bytes - self._saved_bytes + self.in_flight.used), used))
@@ -67,10 +65,6 @@ class Sender:
 
     def start(self, contents: Iterable[Any], places: Places) -> None:
         """Capture contents on a worker, or here where too many bytes are in flight; a failure is kept for later.
-
-        Args:
-            contents: whose memory nobody else holds any more.
-            places: of contents whose readers decide.
 
         Raises:
             StoreError: the store hangs, or refused a content too large for the budget.
@@ -134,11 +128,7 @@ class Sender:
                 break
 
     def drain(self) -> None:
-        """Wait until everything has been captured.
-
-        Raises:
-            StoreError: it was not within ``timeout_s``.
-        """
+        """Wait until everything has been captured, for ``timeout_s`` at most."""
         if not self.in_flight.wait(0, timeout_s=self.writers.timeout_s):
             raise self._given_up(f"{self.in_flight.used} bytes are still on their way after")
         if self.transfers is not None:
@@ -147,8 +137,7 @@ class Sender:
     def _room_for(self, nbytes: int, place: Place) -> Lease:
         lease = self.in_flight.acquire(nbytes, timeout_s=self.writers.timeout_s)
         if lease is None:
-            used = self.in_flight.used
-            raise self._given_up(f"{place.label}: {used} bytes have been on their way into the store for")
+            raise self._given_up(f"{place.label}: {self.in_flight.used} bytes have been on their way for")
         return lease
 
     def _given_up(self, took: str) -> StoreError:

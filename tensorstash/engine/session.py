@@ -16,8 +16,8 @@ from tensorstash.engine.ladder import BudgetSize, Ladder, Record
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.link import pace
 from tensorstash.engine.place import Place
-from tensorstash.engine.places import POLICY, SMALL, Places, Way
-from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
+from tensorstash.engine.places import POLICY, SMALL, Places
+from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher, Stretch
 from tensorstash.engine.readers import Reading
 from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.residency import Residency
@@ -25,20 +25,14 @@ from tensorstash.engine.scope import InModule, Scope, Thread
 from tensorstash.engine.sender import Sender
 from tensorstash.engine.stats import Stats
 from tensorstash.engine.stream_content import StreamContent
-from tensorstash.engine.stretch import Stretch
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import peak_bytes
 from tensorstash.host.workers import Workers
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy, Rebuilding
-from tensorstash.protocols import Codec, Demand
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")
-
-_REMEMBERED = 4096
-
-_WITHIN_BUDGET = "within the budget"
 
 _RECOMPUTED = None, "recomputed"
 """Fates of tensors that are made again if they can be: no plan knows them, or it says so."""
@@ -55,10 +49,6 @@ class Session(Generic[T]):
         min_bytes: tensors below this size are kept.
         min_away_bytes: tensors below these sizes are kept rather than sent away, by tier.
         budget: how many bytes of saved tensors may stay; None if all leave that can.
-
-    Raises:
-        ConfigError: the backend lacks an ability that a part needs.
-        StoreError: a store the policy may use cannot be opened.
     """
 
     def __init__(
@@ -94,7 +84,6 @@ class Session(Generic[T]):
         self._kept = ledger.kept
         self._keep_reason, self._spec = backend.keep_reason, backend.spec
         self._alias, self._version, self._storage = backend.alias, backend.version, backend.storage
-        self._ways: dict[tuple[int, str], tuple[TensorSpec, Way]] = {}
         self._stretch, self._thread = Stretch(), Thread()
         self._recomputer = Recomputer(self.state, self._thread) if recomputes else None
         self._may_lose = any(not plan.is_lossless for plan in alternatives)
@@ -176,11 +165,8 @@ class Session(Generic[T]):
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
 
-        For the thread that has saved them, outside of any in-place operation.
-
-        Raises:
-            StoreError: they were not within ``timeout_s``. They are given up, and not waited for again: their tensors
-                stay where they are, and are refused if they are modified.
+        For the thread that has saved them, outside of any in-place operation. StoreError says that ``timeout_s`` was
+        too short: their tensors stay where they are, and are refused if they are modified.
         """
         self.state.refuse_child()
         if self._residency is not None:
@@ -196,11 +182,7 @@ class Session(Generic[T]):
     unpack = staticmethod(SessionState.restore)
 
     def pack(self, tensor: T) -> Handle:
-        """Return the handle that the graph holds in place of ``tensor``.
-
-        Raises:
-            StashError: the tensor's bytes had to be captured at once and could not be, or a store hangs.
-        """
+        """Return the handle that the graph holds in place of ``tensor``."""
         try:
             nbytes = self._nbytes(tensor)
         except RuntimeError:  # sparse tensors have no such number
@@ -219,14 +201,15 @@ class Session(Generic[T]):
         if self.state.was_asked and (recomputer is not None or self._ladder is not None):
             with self._lock:  # before the first is noted, whatever becomes of it
                 self._current_stretch()
-        known = self._ways.get((id(spec), self._thread.module))  # as :meth:`_way` does, without the frame of a hash
-        rebuilding, place = self._way(spec, "any") if known is None or known[0] is not spec else known[1]
+        module, places = self._thread.module, self.places
+        known = places.recent.get((id(spec), module))
+        rebuilding, place = places.way(spec, module) if known is None or known[0] is not spec else known[1]
         record = memory = None
         if self._ladder is not None and is_large:
             if not self._ladder.is_begun:
                 self._ladder.begin(spec.device)
             memory = self._storage(tensor)
-            record = self._ladder.saved(spec, self._thread.module, *memory)
+            record = self._ladder.saved(spec, module, *memory)
         handle: Any = None
         may_recompute = recomputer is not None and is_large and (record is None or record.fate in _RECOMPUTED)
         if recomputer is not None and may_recompute and rebuilding is not None:
@@ -258,12 +241,12 @@ class Session(Generic[T]):
                 self.sender.shares.saw(spec.nbytes)
             return handle
         codecs = recomputer.mask_codecs(tensor, spec, wanted)
-        place = self._way(spec, "any", codecs)[1] if codecs else ""
+        place = self.places.way(spec, self._thread.module, "any", codecs)[1] if codecs else ""
         return None if isinstance(place, str) else self._store(tensor, spec, place, record)
 
     def _store_narrow(self, narrow: T) -> Handle:
         spec = self._spec(narrow)
-        return self._store(narrow, spec, self._way(spec, "any")[1], None)
+        return self._store(narrow, spec, self.places.way(spec, self._thread.module)[1], None)
 
     def _store(
         self,
@@ -274,13 +257,13 @@ class Session(Generic[T]):
         memory: tuple[Hashable, int] | None = None,
     ) -> Handle:
         if self._demand is not None and not isinstance(place, str) and not place.is_lossless:
-            place = self._way(spec, self._demand(tensor))[1]
+            place = self.places.way(spec, self._thread.module, self._demand(tensor))[1]
         if isinstance(place, str):
             return self._keep(tensor, place, spec.nbytes)
         if spec.nbytes < self._min_bytes:
             return self._keep(tensor, SMALL, spec.nbytes)
         if record is not None and record.fate == "kept" and (self._residency is None or not place.is_lossless):
-            return self._keep(tensor, _WITHIN_BUDGET, spec.nbytes)  # leaving later would need a copy now
+            return self._keep(tensor, "within the budget", spec.nbytes)  # leaving later would need a copy now
         state, backend, residency, thread = self.state, self.backend, self._residency, self._thread
         version = self._version(tensor)
         token, start = memory or self._storage(tensor)
@@ -356,15 +339,3 @@ class Session(Generic[T]):
                 self._recomputer.begin_stretch()
             next(self._pace, None)
         return self._stretch
-
-    def _way(self, spec: TensorSpec, demand: Demand, masks: tuple[Codec, ...] = ()) -> Way:
-        module, places = self._thread.module, self.places
-        kind: Hashable = (module, spec, demand, masks) if module or masks or demand != "any" else spec
-        way = places.known(kind)
-        if way is None:
-            way = places.new(kind, self.policy, spec.inside(module) if module else spec, demand, masks)
-        if demand == "any" and not masks:
-            if len(self._ways) >= _REMEMBERED:
-                self._ways.clear()
-            self._ways[id(spec), module] = spec, way
-        return way

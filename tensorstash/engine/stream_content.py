@@ -10,9 +10,9 @@ from typing import Any
 
 from tensorstash.abilities import Stream
 from tensorstash.engine.content import Content
-from tensorstash.engine.transfers import Copy, Part, Transfers
+from tensorstash.engine.transfers import Copy, Flight, Part, Transfers
 from tensorstash.errors import TensorStashError, is_out_of_memory
-from tensorstash.host.arrays import Array, as_bytes
+from tensorstash.host.arrays import as_bytes
 from tensorstash.host.budget import Lease
 from tensorstash.spec import TensorSpec
 
@@ -29,10 +29,9 @@ class StreamContent(Content):
     _stream: Stream
     _launched_nbytes = 0
     _near: Lease | None = None
-    """Device memory that its group has taken, to stay or to come back."""
-    _flight: Part | None = None
-    _array: Array | None = None
-    """Host memory that it is transferred to; the payload itself where no worker has anything to do with it."""
+    """Device memory that its group has taken, to stay."""
+    _flight: Flight | None = None
+    """The copy to the host; its memory is the payload itself where no worker has anything to do with it."""
     _arrival: Part | None = None
     """The copy back that somebody is to ask for."""
 
@@ -40,17 +39,13 @@ class StreamContent(Content):
 
     @staticmethod
     def launch(contents: "Sequence[StreamContent]") -> None:
-        """Launch kernels, and transfers that go together, in the current stream, after the work that saved them.
-
-        Args:
-            contents: of one device.
+        """Launch kernels, and copies of one device that go together, in its current stream.
 
         Raises:
             StashError: a tensor cannot be read, a kernel failed, or there is no memory for a copy of it.
         """
         transfers, device = contents[0]._transfers, contents[0].spec.device
         compute = transfers.compute(device)
-        failure: tuple[Exception, BaseException | None] | None = None
         going: list[StreamContent] = []
         copies: list[tuple[Any, Any, int]] = []
         for content in contents:
@@ -68,27 +63,26 @@ class StreamContent(Content):
                     continue
                 if place.shares_source and not content.is_private and not content._is_alone:
                     content._probe = place.backend.version_probe(source)  # until it is copied, the bytes are its own
-            except Exception as error:
-                failure = content._refused(error)
-                continue
+            except Exception as error:  # the tensor stays, and the others leave
+                others = [other for other in contents if other is not content and other.alias is not None]
+                if others:
+                    StreamContent.launch(others)
+                if isinstance(error, TensorStashError) or is_out_of_memory(error):
+                    raise
+                raise content._unreadable(source, error) from error
             going.append(content)
             copies.append(copy)
-        try:
-            out = transfers.out(copies, device, compute) if going else None
-        except Exception as error:
-            for content in going:
-                failure = content._refused(error)
-            out, going = None, []
-        if out is None and len(going) > 1:  # one by one there may be host memory for some of them
+        flights = transfers.out(copies, device, compute) if going else None
+        if flights is None and len(going) > 1:  # one by one there may be host memory for some of them
             for content in going:
                 StreamContent.launch([content])
-        elif out is None:
+        elif flights is None:
             for content in going:
                 next(content.place.ledger.declined[content.nbytes])
         else:
             payloads: list[tuple[object, int, TensorSpec]] = []
-            for number, content in enumerate(going):
-                content._flight, content._array = (out[0], number), out[1][number]
+            for content, flight in zip(going, flights, strict=True):
+                content._flight = flight
                 if not content.place.needs_worker:
                     payloads.append((content, content._launched_nbytes, content.spec))
                     if content.record is not None:
@@ -96,36 +90,28 @@ class StreamContent(Content):
                 content.alias = None
             if payloads:
                 going[0].place.ledger.stored(going[0].place.tier, payloads)
-        try:
-            if failure is not None:
-                raise failure[0] from failure[1]
-        finally:
-            del failure  # which refers to this frame
 
     def _dense(self, compute: Any) -> tuple[Any, Any, int]:
         """Return a contiguous tensor to be transferred, what keeps its memory, and its bytes."""
         source, transfers, spec = self.alias, self._transfers, self.spec
         place: Any = self.place
-        if compute != self._stream:
-            transfers.follow(self._stream, compute, source)
+        if compute != self._stream:  # which made it
+            compute.wait_event(transfers.streams.recorded(self._stream))
+            transfers.streams.use_in([source], compute)
         if self.is_private and place.shares_source and transfers.out_budget.limit:
             source = place.copy_here(source, spec)  # computation goes on beside the copy, and may change it
         launched = place.launch(source, spec) if place.runs_kernels else place.layouts.dense(source, spec)
         return launched, source if place.shares_source else launched, place.backend.nbytes(launched)
 
-    def _refused(self, error: Exception) -> tuple[Exception, BaseException | None]:
-        """Keep the failure of a launch for later requests; return the error to raise now, and its cause."""
-        named = error if isinstance(error, TensorStashError) else self._unreadable(self.alias, error)
-        self._fail(named)
-        return (error, error.__cause__) if named is error or is_out_of_memory(error) else (named, error)
-
     @property
     def is_large(self) -> bool:
         return self.nbytes > self._transfers.back_budget.limit
 
-    def stay(self, lease: Lease | None) -> None:
-        """Stay on the device, near the computation, in memory that a lease has taken for the group; or no longer."""
-        self._near = lease
+    @staticmethod
+    def stay(contents: "Sequence[StreamContent]", lease: Lease | None) -> None:
+        """Let contents stay on the device, near the computation, in memory that a lease has taken; or no longer."""
+        for content in contents:
+            content._near = lease
 
     def capture(self) -> None:
         """Wait for the transfer, and encode and store its bytes; a failure is kept for later requests."""
@@ -135,12 +121,11 @@ class StreamContent(Content):
         try:
             with self._transfers.streams.on_device(self.spec.device):
                 flight[0].wait()
-            assert self._array is not None, "transferred to nowhere"
-            self._keep(place.store_transferred(self._array))
+            self._keep(place.store_transferred(flight[2]))
         except TensorStashError as error:
             self._fail(error)
         # Last: whoever finds no transfer takes the slot or the error.
-        self._flight = self._array = None
+        self._flight = None
 
     def _fail(self, error: TensorStashError) -> None:
         if self._flight is not None:
@@ -149,13 +134,8 @@ class StreamContent(Content):
 
     @property
     def source(self) -> Any:
-        """The alias of the saved tensor before it is launched, and while its memory is held for the copy; else None.
-
-        Raises:
-            SavedTensorModifiedError: it was modified in place since it was saved.
-        """
-        source = self.alias
-        flight = self._flight
+        """The alias of the saved tensor before it is launched, and while its memory is held for the copy; else None."""
+        source, flight = self.alias, self._flight
         if source is None and flight is not None and self.place.shares_source:
             source = flight[0].held.get(flight[1])
         if source is not None:
@@ -196,41 +176,20 @@ class StreamContent(Content):
             return place.assemble(encoded, spec, adopt=adopt)
         return place.layouts.restored(encoded, spec, adopt=adopt)
 
-    def prefetch_to_device(self, group: "list[StreamContent]", room_bytes: int) -> int | None:
-        """Join a group that is about to be brought back, if it is not on its device.
-
-        Args:
-            group: contents; the first has taken device memory for all.
-            room_bytes: that are left of it.
-
-        Returns:
-            The bytes that are left then; None to look no further ahead.
-        """
-        flight, size, loading = self._flight, self._launched_nbytes, self._loading
-        if self.alias is not None and self.is_large:
-            return None  # a step has its peak beside it
-        if self.alias is not None or self._arrival is not None or self.place.is_at_hand:
-            return room_bytes
-        if flight is not None and flight[1] in flight[0].held:
-            return room_bytes  # it is there
+    @property
+    def bytes_to_bring(self) -> int | None:
+        flight, loading = self._flight, self._loading
+        if self.alias is not None:
+            return None if self.is_large else 0  # a step has its peak beside it
+        is_there = self.place.is_at_hand or (flight is not None and flight[1] in flight[0].held)
+        if is_there or self._arrival is not None:
+            return 0
         is_read = self.stored is None or not self.place.is_costly or (loading is not None and loading.done())
-        if self._error is not None or not is_read:
-            return None
-        if not group:
-            near = self._transfers.near(size)
-            if near is None:
-                return None  # as nearly always in the end
-            self._near, room_bytes = near
-        elif size > room_bytes or self.spec.device != group[0].spec.device:
-            return None
-        group.append(self)
-        return room_bytes - size
+        return self._launched_nbytes if is_read and self._error is None else None
 
     @staticmethod
-    def bring(group: "Sequence[StreamContent]") -> None:
-        """Start bringing contents back that have joined a group; nobody is told of a failure before asking for one."""
-        content = group[0]
-        transfers, lease, content._near = content._transfers, content._near, None
+    def bring(group: "Sequence[StreamContent]", lease: Lease) -> None:
+        """Start bringing contents back, in memory that a lease has taken; a failure is kept for who asks for one."""
         copies: list[Copy] = []
         coming: list[StreamContent] = []
         for content in group:
@@ -242,22 +201,18 @@ class StreamContent(Content):
         if not coming:
             return
         try:
-            arrival = transfers.back(copies, lease, is_prefetch=True)
+            arrival = coming[0]._transfers.back(copies, lease, is_prefetch=True)
         except (RuntimeError, MemoryError):  # the device is full; whoever asks is told, if it still is then
             return
         for number in list(arrival.held):
             coming[number]._hold((arrival, number))
 
     def _copy(self) -> Copy:
-        """Return its bytes on the host for a copy back, as soon as they come there.
-
-        Raises:
-            StashError: they could not be captured, loaded or decoded.
-        """
-        flight, array = self._flight, self._array
+        """Return its bytes on the host for a copy back, also those that have not come there yet."""
+        flight = self._flight
         place: Any = self.place
         spec = place.launched_spec(self._launched_nbytes) if place.runs_kernels else place.spec
-        if self.stored is not None or flight is None or array is None:
+        if self.stored is not None or flight is None:
             self.raise_failure()
             return as_bytes(self._load(may_hold=False)[0]), spec, None
         if not place.needs_worker:
@@ -267,8 +222,8 @@ class StreamContent(Content):
                 place.numbers[4] += 1  # as :meth:`Ledger.add` does, without its frame
         elif place.loses_on_host:
             flight[0].wait()
-            return as_bytes(place.as_stored(array)), spec, None
-        return array, spec, flight[0]._end or flight[0].end
+            return as_bytes(place.as_stored(flight[2])), spec, None
+        return flight[2], spec, flight[0]._end or flight[0].end
 
     def _hold(self, arrival: Part) -> None:
         with self._lock:

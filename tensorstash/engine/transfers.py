@@ -42,11 +42,9 @@ from tensorstash.spec import TensorSpec
 MOST_TOGETHER = 32 * 2**20
 """Bytes of copies that go together, but for one that is larger: the first waits for the last."""
 
-_GROUPS = 2
-"""That fit the tensors near the computation at least: one is used up while the other comes or goes."""
+_GROUPS = 2  # near the computation at least: one is used up while the other comes or goes
 
-_UNIT = 512
-"""Host memory of a copy begins at multiples of it, in bytes, as devices like it."""
+_UNIT = 512  # bytes; host memory of a copy begins at multiples of it, as devices like it
 
 
 class Transfer:
@@ -54,10 +52,10 @@ class Transfer:
 
     Args:
         arrays: host memory of each.
-        held: keeps the device memory of each: its source, or the tensor that is copied into.
+        held: device memory of each: its source, or the tensor that is copied into.
         stream: the compute stream that the device memory is used in.
-        under_way: of the same copy stream; this joins them.
-        lease: of the device memory, in the budget where it is counted; None if it is not.
+        under_way: others in the same copy stream, which this joins.
+        lease: of the device memory; None if it is not counted.
         launch: puts the copies into their stream.
         record: returns the present point of that stream.
     """
@@ -115,7 +113,7 @@ class Transfer:
         self.held, self.lease = {}, None
 
     def ended(self, *, is_out: bool) -> None:
-        """Drop the host memory of copies that have ended, and with it the sources of those to the host."""
+        """Drop the host memory of copies that have ended, and the sources of those to the host."""
         self._arrays = ()
         if is_out:
             self.held, self.lease = {}, None
@@ -124,19 +122,17 @@ class Transfer:
 Part = tuple[Transfer, int]
 """One copy of a group: its transfer, and its number there."""
 
-Copy = tuple[Array, TensorSpec, Event | None]
-"""Bytes of a tensor to bring back, its spec, and the end of the copy that they came by; None if it is known to be over.
+Flight = tuple[Transfer, int, Array]
+"""The same of a copy to the host, and its memory there."""
 
-The bytes are one-dimensional ``uint8``."""
+Copy = tuple[Array, TensorSpec, Event | None]
+"""Bytes to bring back, the spec of their tensor, and the end of the copy that they came by unless that is over."""
 
 
 class Transfers:
-    """The copies of one session, on all devices. Thread-safe.
+    """The copies of one session, on all devices, and budgets of their sources and of tensors that come back early.
 
-    Args:
-        streams: how things are done.
-        limits: byte budgets, of sources and of tensors that are brought back early.
-        shares: says how much may be on its way, where these do not.
+    Thread-safe.
     """
 
     def __init__(self, streams: Streams[Any], limits: Limits, shares: Shares) -> None:
@@ -156,23 +152,16 @@ class Transfers:
         self.compute: Callable[[str], Any] = streams.current_stream
         """Returns the stream of a device's computation, as it is now; looked up once, since every copy asks."""
         self._pid = os.getpid()
-        self.was_full = False
-        """Whether a device was full in this step, so that nothing is read ahead: each refusal makes it wait."""
+        self._was_full = False  # in this step, so that nothing is read ahead: each refusal makes a device wait
         self._lock = threading.Lock()
 
-    def out(
-        self, copies: Sequence[tuple[Any, Any, int]], device: str, compute: Stream
-    ) -> tuple[Transfer, Sequence[Array]] | None:
+    def out(self, copies: Sequence[tuple[Any, Any, int]], device: str, compute: Stream) -> list[Flight] | None:
         """Start copies to the host that go together; return None if there is no host memory for them.
 
         Args:
-            copies: for each a contiguous tensor, what keeps its memory (itself, or the tensor that it is a view of),
-                and its bytes.
+            copies: for each a contiguous tensor, the one that keeps its memory, and its bytes.
             device: of all of them.
             compute: the stream of the computation, as it is now.
-
-        Returns:
-            The transfer, and the host memory of each copy.
         """
         streams, budget = self.streams, self.out_budget
         sources, held, sizes = map(list, zip(*copies, strict=True))
@@ -198,15 +187,15 @@ class Transfers:
             self.sent[device] += nbytes
         if lease is None:
             transfer.release()
-        return transfer, arrays
+        return [(transfer, number, array) for number, array in enumerate(arrays)]
 
     def back(self, copies: Sequence[Copy], lease: Lease | None, *, is_prefetch: bool) -> Transfer:
-        """Start copies to a device that go together: all, or as many of the first as there is memory for.
+        """Start copies to one device that go together: all, or as many of the first as there is memory for.
 
         Args:
             copies: of one device.
-            lease: of the tensors in the budget where they are counted; None if they are not.
-            is_prefetch: whether nobody has asked for them yet.
+            lease: of the tensors; None if they are not counted.
+            is_prefetch: whether nobody has asked for them yet, so that nothing waits for memory.
         """
         streams, device = self.streams, copies[0][1].device
         compute = self.compute(device)
@@ -220,7 +209,7 @@ class Transfers:
                     continue
                 except Exception as error:
                     is_full = is_out_of_memory(error)
-                    self.was_full |= is_full
+                    self._was_full |= is_full
                     if not is_full or (is_prefetch and not targets):
                         raise
                 if is_prefetch:
@@ -238,35 +227,24 @@ class Transfers:
             return Transfer(arrays, targets, compute, under_way, lease, launch, record)
 
     def leave(self, arrival: Part | None) -> None:
-        """Note that a content has gone; takes no lock and never blocks, safe in a finalizer.
-
-        The sources of copies out are dropped when these have ended, as long as there are others that may be asked for.
-
-        Args:
-            arrival: a copy back that nobody has asked for, if there was one.
-        """
+        """Note that a content has gone, and the copy back that was for it; never blocks, safe in a finalizer."""
         if self._pid != os.getpid():  # a forked child, whose copies are its parent's
             return
         if arrival is not None:
             arrival[0].dismiss(arrival[1])
-        if not self.saved:
+        if not self.saved:  # else the sources of copies out are dropped when these have ended
             for transfer in self._outgoing():
                 transfer.release()
 
     def near(self, nbytes: int, *, is_group: bool = True) -> tuple[Lease, int] | None:
-        """Take device memory for tensors that backward is about to ask for; return None if there is no room.
+        """Take device memory for a tensor and a group that may join it, if there is room; also return their bytes.
 
-        Args:
-            nbytes: of the first; one that is larger than all there is may be there alone.
-            is_group: whether others may join it, as many as soon follow the computation.
-
-        Returns:
-            The lease, and the bytes that they may have together.
+        One that is larger than all there is may be there alone.
         """
         budget, limit = self.back_budget, self.back_budget.limit
         room = max(nbytes, min(limit // _GROUPS, MOST_TOGETHER) * is_group)
         most = min(room, limit)
-        if not limit or self.was_full or (not budget.gone and budget.taken + most > limit):
+        if not limit or self._was_full or (not budget.gone and budget.taken + most > limit):
             return None
         lease = budget.try_acquire(most)
         return None if lease is None else (lease, room)
@@ -300,14 +278,9 @@ class Transfers:
         self.streams.use_in([tensor], self.compute(device))
         return tensor
 
-    def follow(self, stream: Stream, compute: Stream, tensor: Any) -> None:
-        """Let later work of ``compute`` begin after that of ``stream``, which made a tensor."""
-        compute.wait_event(self.streams.recorded(stream))
-        self.streams.use_in([tensor], compute)
-
     def end_step(self) -> None:
         """Give up host memory that the last steps have not needed, and read ahead again on a device that was full."""
-        self.was_full = False
+        self._was_full = False
         self.pinned.end_step()
         self.out_budget.count_anew()
         self.back_budget.count_anew()
@@ -315,11 +288,7 @@ class Transfers:
     def drain(self) -> None:
         """Wait for the end of all copies."""
         with self._lock:
-            transfers = [transfer for _, under_way in self._under_way.values() for transfer in under_way]
-        for transfer in transfers:
-            transfer.end.synchronize()
-        with self._lock:
-            self._forget_ended()
+            self._finish()
 
     def _forget_ended(self) -> None:
         """Drop the memory of copies that have ended, under the lock."""
@@ -345,7 +314,7 @@ class Transfers:
         return lease
 
     def _begun(self, device: str, direction: str) -> tuple[Stream, deque[Transfer]]:
-        """Return the copy stream of a device that copies for the first time, and no transfers."""
+        """Return the copy stream of a device that copies for the first time, where nothing is under way."""
         side = self._under_way[device, direction] = self.streams.side_stream(device, direction), deque()
         return side
 

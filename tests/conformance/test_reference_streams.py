@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from zlib import crc32
 
 import pytest
-from asynchronous import asynchronous
-from shuffled import Shuffled
+from asynchronous import Shuffled, asynchronous
 
 from tensorstash.reference import Tensor, streams
 from tensorstash.testing import BackendSuite

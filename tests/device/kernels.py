@@ -13,12 +13,7 @@ from tensorstash.spec import TensorSpec
 
 
 class Rounded:
-    """``Affine(bits=8)`` in operators of PyTorch, for finite numbers, whose payload is its own.
-
-    Args:
-        codec: of 8 bits.
-        spec: of the dense elements.
-    """
+    """``Affine(bits=8)`` in operators of PyTorch, for finite numbers, whose payload is its own."""
 
     def __init__(self, codec: Affine, spec: TensorSpec) -> None:
         self._spec = spec

@@ -36,11 +36,7 @@ def compiler() -> str | None:
 
 
 def library() -> Path:
-    """Return the built device; build it if this source was never built for this PyTorch.
-
-    Raises:
-        subprocess.CalledProcessError: it does not build.
-    """
+    """Return the built device; build it if this source was never built for this PyTorch."""
     root = Path(torch.__file__).parent
     flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
     key = hashlib.sha256(repr((SOURCE.read_bytes(), torch.__version__, str(root), sys.platform, flags)).encode())
@@ -57,49 +53,32 @@ def library() -> Path:
 
 
 class Record(ctypes.Structure):
-    """A copy between a device and the host that has ended, a piece of computation, or a time that it waited for one.
-
-    Attributes:
-        device: its index.
-        direction: :data:`TO_HOST` or :data:`TO_DEVICE`; :data:`COMPUTED` where nothing was copied, and :data:`WAITED`
-            where the stream could not go on before an event of another, such as the end of a copy.
-        stream: where it was submitted; 0 is the default stream.
-        nbytes: how much was copied.
-        submitted: when, in seconds of a clock that all records share.
-        begun: when it had the link, or the device began to compute or went on after it had waited for operands.
-        ended: when it was done, or began to wait for operands.
-    """
+    """A copy that has ended, a piece of computation, or a time that a stream waited for another; times in seconds."""
 
     _fields_ = (
         ("device", ctypes.c_int32),
-        ("direction", ctypes.c_int32),
-        ("stream", ctypes.c_int64),
+        ("direction", ctypes.c_int32),  # one of the four above
+        ("stream", ctypes.c_int64),  # 0 is the default stream
         ("nbytes", ctypes.c_int64),
         ("submitted", ctypes.c_double),
-        ("begun", ctypes.c_double),
-        ("ended", ctypes.c_double),
+        ("begun", ctypes.c_double),  # it had the link, or went on after it had waited for operands
+        ("ended", ctypes.c_double),  # or began to wait for operands
     )
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """What tests set and read of the device.
-
-    Args:
-        functions: the library's.
-    """
+    """What tests set and read of the device."""
 
     functions: Any
 
     def live(self, device: int = 0) -> int:
         """Return the bytes that are in use, those included that another stream may still use."""
-        nbytes: int = self.functions.live_bytes(device)
-        return nbytes
+        return int(self.functions.live_bytes(device))
 
     def peak(self, device: int = 0) -> int:
         """Return the most bytes that were in use since :meth:`reset_peak`."""
-        nbytes: int = self.functions.peak_bytes(device)
-        return nbytes
+        return int(self.functions.peak_bytes(device))
 
     def reset_peak(self, device: int = 0) -> None:
         """Begin anew with what is in use now."""
@@ -107,35 +86,24 @@ class Simulated:
 
     def waits(self) -> int:
         """Return how often a thread of the program has waited for a device so far."""
-        number: int = self.functions.waits()
-        return number
+        return int(self.functions.waits())
 
     def pinned(self) -> int:
         """Return the bytes of page-locked memory."""
-        nbytes: int = self.functions.pinned_bytes()
-        return nbytes
+        return int(self.functions.pinned_bytes())
 
     def contexts(self) -> list[int]:
         """Return the devices that the process has used, or that a thread had as its own when it called the system."""
         return [device for device in range(DEVICES) if self.functions.has_context(device)]
 
     def link(self, *, bandwidth: float = 0.0, latency: float = 0.0) -> None:
-        """Set how long copies take, each way and for all devices.
-
-        Args:
-            bandwidth: bytes in a second; 0 for no limit.
-            latency: seconds from the last byte to the end.
-        """
+        """Set how long copies take: bytes in a second, 0 for no limit; and seconds from the last byte to the end."""
         for device in range(DEVICES):
             for direction in (TO_HOST, TO_DEVICE):
                 self.functions.set_link(device, direction, bandwidth, latency)
 
     def memory(self, *, bandwidth: float = 0.0) -> None:
-        """Set how long operations take, while the program goes on.
-
-        Args:
-            bandwidth: bytes in a second that they read and write; 0 for as long as the processor takes.
-        """
+        """Set how many bytes in a second operations read and write; 0 for as long as the processor takes."""
         self.functions.set_memory(bandwidth)
 
     def delays(self, longest: float, seed: int = 0) -> None:

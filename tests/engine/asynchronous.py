@@ -9,6 +9,7 @@ order between them sees it change.
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,19 @@ class Schedule(Protocol):
 
     def pick(self, streams: Sequence[Stream]) -> Stream:
         """Choose among the streams that have work they can do now; there is at least one."""
+
+
+class Shuffled:
+    """Any order of events, by chance; ``eagerness`` is the probability that the device goes on after a step."""
+
+    def __init__(self, seed: int, eagerness: float = 0.5) -> None:
+        self._random, self._eagerness = random.Random(seed), eagerness
+
+    def pauses(self) -> bool:
+        return self._random.random() >= self._eagerness
+
+    def pick(self, streams: Sequence[Stream]) -> Stream:
+        return self._random.choice(streams)
 
 
 class Point(Event):

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from asynchronous import asynchronous
+from asynchronous import Shuffled, asynchronous
 from order_faults import with_copies
-from shuffled import Shuffled
 
 import tensorstash as ts
 import tensorstash.reference as ref
@@ -32,11 +31,7 @@ SHAPE = (4, 8)
 
 
 class Host(Shuffled):
-    """A schedule that also does what threads of the host would do, between two steps of the device.
-
-    Args:
-        seed: of the order.
-    """
+    """A schedule that also does what threads of the host would do, between two steps of the device."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, random.Random(seed).choice([0.05, 0.3, 0.6, 0.9, 0.98]))

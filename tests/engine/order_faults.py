@@ -106,8 +106,8 @@ class SourceReusedBeforeItsCopyEnded(Transfers):
     """Rule 2: compute waits for the end of a copy out before its source is dropped."""
 
     def out(self, *arguments: Any) -> Any:
-        out = super().out(*arguments)
-        out[0].__class__ = _Careless
+        out: Any = super().out(*arguments)
+        out[0][0].__class__ = _Careless
         return out
 
 
@@ -219,8 +219,8 @@ class HostReadsBeforeTheCopyEnded(Transfers):
     """A worker waits for the copy before it looks at the bytes."""
 
     def out(self, *arguments: Any) -> Any:
-        out = super().out(*arguments)
-        out[0].__class__ = _NeverWaits
+        out: Any = super().out(*arguments)
+        out[0][0].__class__ = _NeverWaits
         return out
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 import tensorstash as ts
 from tensorstash.backends.torch import layout
 from tensorstash.backends.torch.streams import DeviceStreams
+from tensorstash.cli.frameworks.torch import accelerators
 from tensorstash.errors import StashError
-from tests.device.chosen import KIND
+from tests.device.chosen import KIND, devices
 from tests.device.models import Attention, Scope
 from tests.device.simulated import TO_DEVICE, TO_HOST, Simulated
 
@@ -57,12 +58,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 
 
 class Step:
-    """A step of training that is repeated.
-
-    Args:
-        name: of the model.
-        device: where it runs.
-    """
+    """A step of training that is repeated."""
 
     def __init__(self, name: str, device: Simulated) -> None:
         self.device = device
@@ -245,3 +241,10 @@ def test_bytes_that_an_interrupt_has_left_in_a_budget_stop_no_copy() -> None:
         handle = one.pack(tensor * 1)
     assert torch.equal(one.unpack(handle), tensor)
     assert budget.taken <= 4000
+
+
+def test_the_doctor_tells_the_rate_of_the_link_and_the_limit_of_locked_memory(device: Simulated) -> None:
+    device.link(bandwidth=2**30)
+    *names, link = accelerators()
+    assert names == devices()
+    assert float(link.partition(" MiB/s to the host")[0]) <= 1024

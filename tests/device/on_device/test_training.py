@@ -16,8 +16,6 @@ import tensorstash as ts
 from tensorstash.backends import backend_named
 from tensorstash.errors import TensorStashWarning
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.stores.memory import Memory
-from tensorstash.testing.faults import Watched
 from tests.device.chosen import FIRST, KIND, devices
 from tests.device.models import POLICIES, Attention, gradients, made
 from tests.device.simulated import TO_HOST, WAITED, Simulated
@@ -242,18 +240,6 @@ def test_two_devices_in_one_process() -> None:
     both(program)
 
 
-def test_an_exception_with_copies_under_way_leaves_nothing(device: Simulated, net: nn.Module) -> None:
-    x()
-    one, before, pinned = stash(limits=ts.Limits()), device.live(), device.pinned()
-    device.link(bandwidth=1e6)
-    with pytest.raises(ZeroDivisionError), one:
-        raise ZeroDivisionError(net(x()).sum().item() and "deliberate")
-    device.link()
-    del one
-    torch.accelerator.synchronize(KIND)
-    assert (device.live(), device.pinned()) == (before, pinned)
-
-
 def test_autocast(net: nn.Module) -> None:
     def program(scope: Callable[[], Any]) -> list[Tensor]:
         with torch.autocast(KIND, torch.bfloat16), scope():
@@ -262,25 +248,6 @@ def test_autocast(net: nn.Module) -> None:
         return of(net)
 
     both(program)
-
-
-def test_what_has_crossed_and_is_not_stored_yet_has_the_loss_of_what_is_stored(device: Simulated) -> None:
-    values, gate = torch.randn(6, 40), Watched(held_s=10.0)
-
-    def gradient(policy: HookPolicy, limits: ts.Limits) -> Tensor:
-        one, other = (torch.ones(6, 40).to(KIND).requires_grad_() for _ in range(2))
-        with stash(policy, limits=limits):
-            loss = ((one * values.to(KIND)) * other).sum()
-        torch.accelerator.synchronize(KIND)
-        loss.backward()
-        assert one.grad is not None
-        return one.grad.cpu()
-
-    stored = gradient(ts.Quantize(bits=4) | ts.StoreIn(Memory()), ts.Limits(in_flight=0, ahead=0))
-    crossed = gradient(ts.Quantize(bits=4) | ts.StoreIn(gate), ts.Limits())
-    gate.let_go()
-    assert torch.equal(crossed, stored)
-    assert not torch.equal(stored, values)
 
 
 @pytest.mark.parametrize(("rate", "sent"), [(1e5, 0), (0.0, 5)], ids=["a slow link", "no limit"])
@@ -299,21 +266,18 @@ def test_blocks_beyond_a_budget_are_sent_where_the_link_takes_them_and_computed_
     assert blocks.get("offloaded", 0) == sent
 
 
+@pytest.mark.parametrize(("rate", "said"), [(1e5, 1), (0.0, 0)], ids=["a slow link", "no limit"])
 def test_a_link_that_sets_the_pace_is_said_once_with_the_cure(
-    device: Simulated, net: nn.Module, monkeypatch: pytest.MonkeyPatch
+    rate: float, said: int, device: Simulated, net: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tensorstash.engine.link._WORTH_BYTES", 1)
-    device.link(bandwidth=1e5)
+    device.link(bandwidth=rate)
     one = stash()
-
-    def train() -> None:
-        with one:
-            for _ in range(5):
-                net(x()).square().mean().backward()
-
-    with pytest.warns(TensorStashWarning, match=rf"the link of {FIRST} sets the pace.*recompute \| cpu_offload"):
-        train()
-    assert str(one.stats()).count("sets the pace") == 1
+    with one, pytest.warns(TensorStashWarning, match=rf"the link of {FIRST} sets") if said else nullcontext():
+        for _ in range(5):
+            net(x()).square().mean().backward()
+    assert str(one.stats()).count("sets the pace") == said
+    assert str(one.stats()).count("recompute | cpu_offload") == said
 
 
 @pytest.mark.parametrize("name", ["language", "images"])
