@@ -59,8 +59,6 @@ def test_what_leaving_has_not_done_is_finished(recorded):
     assert block.calls == [("enter",), ("leave", None), ("finish", None), ("finish", None)]
 
 
-FRAMEWORKS = ["torch", "paddle"]
-
 INTERRUPTED = """
 import signal, sys, time
 import numpy as np
@@ -110,7 +108,7 @@ print("left")
 
 @pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers of POSIX")
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["torch", "paddle"])
 def test_no_interrupt_leaves_hooks_behind(framework):
     """At random moments of entering and leaving, which take some microseconds."""
     assert output_of(INTERRUPTED, framework, os.environ.get("TENSORSTASH_INTERRUPTS", "60")) == "left\n"

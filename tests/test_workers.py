@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
 
@@ -301,13 +301,8 @@ def test_it_has_one_end_and_the_first_counts():
 
 def test_all_who_wait_are_woken():
     go_on = threading.Event()
-    workers = Workers("test", 1)
-    future = workers.submit(lambda: go_on.wait(60))
-    got = []
-    threads = [threading.Thread(target=lambda: got.append(future.result(60))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    go_on.set()
-    for thread in threads:
-        thread.join(60)
-    assert got == [True] * 4
+    future = Workers("test", 1).submit(lambda: go_on.wait(60))
+    with ThreadPoolExecutor(4) as threads:
+        waiting = [threads.submit(future.result, 60) for _ in range(4)]
+        go_on.set()
+        assert [each.result() for each in waiting] == [True] * 4
