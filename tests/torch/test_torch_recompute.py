@@ -13,8 +13,6 @@ import tensorstash as ts
 from tensorstash.backends.torch.recipes.rules import Rule, rules
 from tensorstash.engine.stats import Tally
 from tensorstash.errors import SavedTensorModifiedError, StashError
-from tensorstash.policies import StoreIn
-from tensorstash.stores.memory import Memory
 from tests.torch.conftest import are_same
 
 
@@ -81,17 +79,10 @@ def gelu_program(around):
 )
 def test_a_rule_with_a_fault_is_not_trusted(monkeypatch, run, why):
     expected = gelu_program(nullcontext())
-    after_plain = torch.rand(1)
     planted(monkeypatch, "GeluBackward0", run)
     around = stash()
     for _ in range(2):
         assert are_same(gelu_program(around), expected)
-        assert torch.equal(torch.rand(1), after_plain), "the proof has drawn from the program's random numbers"
-        torch.manual_seed(2)
-    after = torch.rand(1)
-    gelu_program(around)
-    torch.manual_seed(2)
-    assert torch.equal(torch.rand(1), after)
     stats = around.stats()
     assert not stats.recomputed
     assert [each for each in stats.refused if each.startswith(why)]
@@ -252,27 +243,6 @@ def test_what_is_made_of_the_same_before_and_after_an_unseen_change_is_not_the_s
     assert are_same(torch.autograd.grad(before, [weight]), torch.autograd.grad(plain, [other]))
     with pytest.raises(StashError, match=r"rule cast\(silu\).*came out different"):
         torch.autograd.grad(after, [weight])
-
-
-def test_memory_that_is_rewritten_unseen_and_let_go_before_what_is_made_of_it_is_saved_is_noticed():
-    def run(around, *, rewrites):
-        torch.manual_seed(0)
-        leaf, weight, buffer = torch.randn(12, 16, requires_grad=True), torch.randn(16, 4), torch.ones(12, 16)
-        weight.requires_grad_()
-        with around:
-            made = F.gelu(leaf) * buffer
-            if rewrites:
-                buffer.data[3, 5] = 3.0
-            del buffer
-            loss = (made @ weight).sum()
-            del made
-        return torch.autograd.grad(loss, [weight])
-
-    around = stash(ts.Recompute() | StoreIn(Memory()))
-    assert are_same(run(around, rewrites=False), run(nullcontext(), rewrites=False))
-    assert "mul(gelu)" in around.stats().recomputed
-    with pytest.raises(StashError, match=r"rule mul.*came out different"):
-        run(around, rewrites=True)
 
 
 def test_tensors_without_elements_are_no_masks():
