@@ -52,7 +52,9 @@ def steps(model, index, scope=None, meet=lambda: None):
     return found
 
 
-@pytest.mark.parametrize(("policy", "limits"), zip(POLICIES, ["tiny", "default", "synchronous", "tiny"], strict=True))
+@pytest.mark.parametrize(
+    ("policy", "limits"), [*zip(POLICIES, ["tiny", "default", "synchronous", "tiny"], strict=True)]
+)
 def test_forwards_on_two_threads_share_a_model_and_a_session_that_a_third_one_drains(
     policy, limits, tmp_path, same_bits
 ):
