@@ -1,12 +1,10 @@
 """Tensors that are made again: the same bits or none, and an error wherever that cannot be known."""
 
-import gc
 from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F  # noqa: N812
 
 import tensorstash as ts
@@ -254,13 +252,13 @@ def test_tensors_without_elements_are_no_masks():
 
 
 def test_what_several_need_is_made_and_read_once_in_each_step_however_little_is_read_ahead():
-    convolutions = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(8))
-    norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(8))
+    convolutions = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(6))
+    norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(6))
     images = torch.randn(4, 8, 64, 64)  # too large to share a record with others
     limits = ts.Limits(ahead=5 * images.nbytes)
     around = stash(ts.Recompute() | ts.DiskSpill(), min_bytes=2**10, limits=limits)
     made, read = [], []
-    for _ in range(6):
+    for _ in range(4):
         before = around.stats()
         x = images
         with around as session:
@@ -272,31 +270,5 @@ def test_what_several_need_is_made_and_read_once_in_each_step_however_little_is_
         step = around.stats() - before
         made.append(sum(runs.loads for runs in step.recomputed.values()))
         read.append((step.stages["disk"].loads, step.stages["disk"].tensors))
-    assert made[2:] == [len(norms)] * 4
+    assert made[2:] == [len(norms)] * 2
     assert all(loads == tensors for loads, tensors in read[2:]), read
-
-
-@pytest.mark.parametrize("ending", ["backward", "dropped", "error"])
-def test_nothing_lives_on(ending):
-    gc.collect()
-    gc.disable()
-    try:
-        layer = nn.Linear(64, 64)
-        with stash():
-            hidden = layer(torch.ones(4, 64))
-            storage = StorageWeakRef(hidden.untyped_storage())
-            loss = layer(F.relu(F.gelu(hidden) * hidden.exp())).sum()
-        del hidden
-        if ending == "backward":
-            loss.backward()
-        elif ending == "error":
-            with torch.no_grad():
-                layer.weight.mul_(2)
-            with pytest.raises(SavedTensorModifiedError):
-                loss.backward()
-            del loss
-        else:
-            del loss
-        assert storage.expired()
-    finally:
-        gc.enable()
