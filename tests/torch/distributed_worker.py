@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,14 +37,6 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
-def ddp(model: nn.Sequential) -> nn.Module:
-    return DistributedDataParallel(model)
-
-
-def ddp_gradient_views(model: nn.Sequential) -> nn.Module:
-    return DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
-
-
 def fsdp1(model: nn.Sequential) -> nn.Module:
     return FullyShardedDataParallel(
         model,
@@ -54,22 +47,10 @@ def fsdp1(model: nn.Sequential) -> nn.Module:
     )
 
 
-def fsdp2(model: nn.Sequential) -> nn.Module:
+def fsdp2(model: nn.Sequential, whole: dict[str, Any], **options: Any) -> nn.Module:
     for block in model:
-        fully_shard(block)
-    return fully_shard(model)
-
-
-def fsdp2_keeping(model: nn.Sequential) -> nn.Module:
-    for block in model:
-        fully_shard(block, reshard_after_forward=False)
-    return fully_shard(model, reshard_after_forward=False)
-
-
-def fsdp2_bf16(model: nn.Sequential) -> nn.Module:
-    for block in model:
-        fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-    return fully_shard(model)
+        fully_shard(block, **options)
+    return fully_shard(model, **whole)
 
 
 def tensor_parallel(model: nn.Sequential) -> nn.Module:
@@ -79,7 +60,16 @@ def tensor_parallel(model: nn.Sequential) -> nn.Module:
     return model
 
 
-KINDS = (ddp, ddp_gradient_views, fsdp1, fsdp2, fsdp2_keeping, fsdp2_bf16, tensor_parallel)
+KEEPING = {"reshard_after_forward": False}
+KINDS: dict[str, Callable[[nn.Sequential], nn.Module]] = {
+    "ddp": DistributedDataParallel,
+    "ddp_gradient_views": partial(DistributedDataParallel, gradient_as_bucket_view=True, static_graph=True),
+    "fsdp1": fsdp1,
+    "fsdp2": partial(fsdp2, whole={}),
+    "fsdp2_keeping": partial(fsdp2, whole=KEEPING, **KEEPING),
+    "fsdp2_bf16": partial(fsdp2, whole={}, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)),
+    "tensor_parallel": tensor_parallel,
+}
 
 
 def gradients(parallelize: Callable[[nn.Sequential], nn.Module], around: Any, policy: str = "") -> Iterator[bytes]:
@@ -120,7 +110,8 @@ def bits(tensor: torch.Tensor | None) -> bytes:
     return local.detach().numpy().tobytes()
 
 
-def report(parallelize: Callable[[nn.Sequential], nn.Module]) -> dict[str, object]:
+def report(kind: str) -> dict[str, object]:
+    parallelize = KINDS[kind]
     plain = list(gradients(parallelize, nullcontext))
     cast = list(gradients(parallelize, lambda: casting(nullcontext())))
     pair = CopyingPair(TorchBackend())
@@ -136,7 +127,7 @@ def report(parallelize: Callable[[nn.Sequential], nn.Module]) -> dict[str, objec
         "recomputed casts": (cast, lambda: casting(again), ""),
     }
     return {
-        "kind": parallelize.__name__,
+        "kind": kind,
         "gradients": len(plain),
         "different": [name for name, (same, *run) in runs.items() if list(gradients(parallelize, *run)) != same],
         "stashed": stash.stats().stashed.tensors,
@@ -151,8 +142,8 @@ def main(rank: int, world_size: int, store_file: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store_file, world_size), rank=rank, world_size=world_size)
     try:
-        for parallelize in KINDS:
-            print(json.dumps(report(parallelize)), flush=True)
+        for kind in KINDS:
+            print(json.dumps(report(kind)), flush=True)
     finally:
         dist.destroy_process_group()
 

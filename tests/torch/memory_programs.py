@@ -63,12 +63,7 @@ class Rereading(Gated):
 
 @dataclass
 class Moment:
-    """When the workers of a session get to their work; called like a scope, and between two parts of a program.
-
-    Args:
-        around: the scope; every call enters it once more.
-        between: what happens where a program says that time passes.
-    """
+    """When the workers of a session get to their work; called like a scope, and between two parts of a program."""
 
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     between: Callable[[], None] = lambda: None

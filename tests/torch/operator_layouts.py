@@ -10,13 +10,7 @@ from torch import Tensor
 
 
 class Layout(NamedTuple):
-    """How a tensor comes to a layout by differentiable views of a dense one.
-
-    Args:
-        accepts: whether a tensor can be laid out so.
-        base: a dense tensor with the values of the given one, in the order they have in memory.
-        view: the tensor of this layout, given one like the base.
-    """
+    """How a tensor comes to a layout: by a ``view`` of a dense ``base`` with its values in the order of memory."""
 
     accepts: Callable[[Tensor], bool]
     base: Callable[[Tensor], Tensor]

@@ -61,15 +61,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Case:
-    """An operator on one sample, to run in every way.
-
-    Args:
-        name: which it is.
-        layout: of its tensors, inside the scope.
-        twice: whether the gradient is derived once more.
-        call: the operator.
-        arguments: the sample, with the start of each of its tensors.
-    """
+    """An operator on one sample with the start of each of its tensors, to run in every way; ``twice`` is derived."""
 
     name: str
     layout: str
@@ -114,11 +106,7 @@ def numbered(word: str, tree: Any) -> Visible:
 
 
 def spread(count: int, wanted: int) -> list[int]:
-    """Return ``wanted`` numbers below ``count``, evenly spread, the first and the last among them.
-
-    >>> spread(9, 3), spread(1, 3)
-    ([0, 4, 8], [0])
-    """
+    """Return ``wanted`` numbers below ``count``, evenly spread, the first and the last among them."""
     return sorted({index * (count - 1) // (wanted - 1) for index in range(wanted)}) if count else []
 
 
@@ -157,10 +145,7 @@ class Result:
 def run(case: Case, scope: Scope = nullcontext, *, holds: bool = False) -> Result | None:
     """Run forward inside the scope and backward after it; None where there is nothing to derive.
 
-    Args:
-        case: what to run.
-        scope: made around the forward, and around the first backward where there is a second.
-        holds: whether the program refers to inputs and outputs until the end.
+    A program that ``holds`` refers to inputs and outputs until the end.
     """
     reseed(0)
     outputs, leaves, visible = case.forward(scope)

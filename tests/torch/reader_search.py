@@ -98,15 +98,9 @@ VALUES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 
 @dataclass(frozen=True)
 class Program:
-    """A differentiable function of the tensors in ``arguments`` that require grad.
+    """A differentiable function of the tensors in ``arguments`` that require grad; if ``twice``, it is derived twice.
 
-    Args:
-        name: for the table.
-        call: the function.
-        arguments: of the function.
-        keywords: of the function.
-        twice: whether second derivatives are run too.
-        chosen: whether it was written to be hard, and is not to be averaged with others.
+    One that was ``chosen`` is hard, and not to be averaged with others.
     """
 
     name: str
@@ -178,12 +172,7 @@ def chosen() -> Iterator[Program]:
 
 
 def database(samples: int, step: int) -> Iterator[Program]:
-    """Yield PyTorch's own samples of operations that have gradients in ``float32``.
-
-    Args:
-        samples: at most so many of each.
-        step: 1 for all operations, 2 for every other, and so on.
-    """
+    """Yield PyTorch's own samples of every ``step``-th operation that has gradients in ``float32``."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     for operator in op_db[::step]:
@@ -296,7 +285,8 @@ def observe(program: Program, values: str, seed: int, into: Search) -> None:
             if saved.tensor.dtype == torch.float32 and _is_dense(saved.tensor) and 0 < saved.tensor.numel() < LARGEST
         ]
         if saves and node in incoming:
-            _read(node, saves, incoming[node], random, program.name if program.chosen else "", values, into)
+            tags = program.name if program.chosen else "", values
+            _read(node, saves, incoming[node], random, tags, into)
 
 
 def _is_dense(out: Tensor) -> bool:
@@ -320,14 +310,9 @@ def _nodes(ends: list[Tensor]) -> list[Any]:
 
 
 def _read(
-    node: Any,
-    saves: list[tuple[Any, str]],
-    shapes: tuple[Tensor | None, ...],
-    random: torch.Generator,
-    program: str,
-    values: str,
-    into: Search,
+    node: Any, saves: list[tuple[Any, str]], shapes: tuple[Tensor | None, ...], random: Any, tags: Any, into: Search
 ) -> None:
+    program, values = tags
     # Noise, as the gradients of a program may cancel just here. Some operations take no others than their own.
     incoming = [None if grad is None else _noise(grad, random) for grad in shapes]
     try:
@@ -383,12 +368,7 @@ def _norm(tensor: Tensor) -> float:
 
 
 def search(samples: int, step: int = 1) -> Search:
-    """Run every program with every kind of values.
-
-    Args:
-        samples: of each operation in PyTorch's database.
-        step: 1 for all operations of the database, 2 for every other, and so on.
-    """
+    """Run every program with every kind of values; ``samples`` and ``step`` are of :func:`database`."""
     into = Search()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # samples of deprecated and prototype operators
@@ -409,13 +389,7 @@ def table(found: Search) -> str:
 
 
 def disagreements(found: Search, margin: float, wanted: Callable[[str], Demand] = demand) -> list[str]:
-    """Return where the list says less than was measured.
-
-    Args:
-        found: what was measured.
-        margin: how many times beyond the bound an error has to be: 1 for the whole search.
-        wanted: the list.
-    """
+    """Return where the list says less than was measured, by errors that are ``margin`` times beyond the bound."""
     order = ("any", "relative", "exact")
     return [
         f"{reader}: listed as {wanted(reader)}, measured {errors}"

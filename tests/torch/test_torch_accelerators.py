@@ -70,12 +70,6 @@ def test_a_device_with_streams_and_page_locked_memory_of_pytorchs_own(kind: str,
     assert pinned == [1, 4096]
 
 
-@pytest.mark.usefixtures("queues")
-def test_where_pages_can_be_locked_in_place_no_memory_of_pytorchs_is_used(pinned: list[int]) -> None:
-    assert isinstance(asked("cuda", SimpleNamespace(cudart=None)), Accelerator)
-    assert pinned == []
-
-
 @pytest.mark.parametrize("lacking", ["page-locked memory (pin_memory", "streams ("])
 def test_a_device_that_lacks_something_has_copies_that_wait(lacking: str, request: pytest.FixtureRequest) -> None:
     if lacking != "streams (":
@@ -116,9 +110,10 @@ def test_only_the_accelerator_of_the_process_has_streams(streams: DeviceStreams)
 
 
 def test_pages_are_locked_for_all_devices_and_unlocked_while_they_are_there(
-    streams: DeviceStreams, runtime: Mock
+    streams: DeviceStreams, runtime: Mock, pinned: list[int]
 ) -> None:
     memory = streams.locked_pages(8192)
+    assert pinned == []  # no memory of PyTorch's own
     address = memory.ctypes.data
     del memory
     assert runtime.mock_calls == [call.cudaHostRegister(address, 8192, 1), call.cudaHostUnregister(address)]

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,8 @@ from tensorstash.backends.torch.backend import TorchBackend
 from tensorstash.backends.torch.kernels import device_kernel
 from tensorstash.backends.torch.layout import DTYPE_NAMES
 from tensorstash.codecs import Affine, AsType, Lossless, PackBits, TwoValued
-from tensorstash.engine.session import Session
 from tensorstash.host.arrays import Array
 from tensorstash.kernels.groups import Groups
-from tensorstash.policies import Cast, Compress, PackMasks, Quantize
-from tensorstash.policies.limits import Limits
-from tensorstash.policies.plan import HookPolicy
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
 from tensorstash.testing.labs.torch import TorchLab
@@ -169,29 +164,6 @@ def test_memory_at_any_address(place: str) -> None:
         check(Affine(bits=4), raw[start : start + 4000].view(torch.float32), place)
         check(AsType(), raw[start : start + 4000].view(torch.float32), place)
         check(PackBits(), raw[start + 1 :] > 9, place)
-
-
-@pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter is not for several threads")
-@pytest.mark.parametrize(
-    "policy", [Quantize(bits=4), PackMasks() | Cast("float8_e5m2"), Quantize(2) | Compress(min_ratio=1)]
-)
-def test_training_through_kernels_is_training_through_the_codecs(policy: HookPolicy, place: str) -> None:
-    with_kernels, without = TorchBackend(), TorchBackend()
-    with_kernels.kernels = SimpleNamespace(kernel=device_kernel, payload=kernels.payload)
-    without.kernels = None
-    torch.manual_seed(0)
-    x, mask = torch.randn(64, 128, device=place), torch.rand(64, 128, device=place) < 0.5
-    first, second = (torch.randn(128, 128, device=place, requires_grad=True) for _ in range(2))
-    gradients = []
-    for backend in (with_kernels, without):
-        session = Session(policy, backend, min_bytes=0, limits=Limits())
-        with session.scope():
-            loss = ((x @ first).tanh().masked_fill(mask, 0) @ second).square().mean()
-        session.drain()  # what is still on its way is handed out as it was
-        gradients.append(torch.autograd.grad(loss, (first, second)))
-        assert session.stats().stashed.tensors >= 4
-    for one, other in zip(*gradients, strict=True):
-        assert torch.equal(one, other)
 
 
 def test_what_has_no_kernel() -> None:

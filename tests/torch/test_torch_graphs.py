@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 (the name every PyTorch program has for it)
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
@@ -110,20 +109,3 @@ def test_hooks_that_run_in_the_middle_of_a_compiled_function_are_not_compiled(co
     assert same_bits(plain, hooked)
     assert hooked_frames == frames
     assert stash.stats().stashed
-
-
-def test_rrelu_in_training_saves_its_noise_before_it_is_there(backend):
-    """pytorch#193671: no hook can repair it. When this fails, PyTorch has, and the note in the backend can go."""
-    noises = []
-
-    def pack(tensor):
-        if tensor.shape == (7,) and backend.keep_reason(tensor) is None:
-            noises.append((tensor.detach(), tensor.detach().clone()))
-        return tensor.detach()
-
-    x = torch.full((7,), -1.0, requires_grad=True)
-    with backend.hooks(pack, lambda packed: packed):
-        F.rrelu(x, training=True)
-    ((now, at_save),) = noises
-    assert backend.version(now) == 0
-    assert not torch.equal(now, at_save)

@@ -7,7 +7,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from test_torch_user_storage import Functions, Operations
 
 from tensorstash.backends.torch.layout import DTYPE_NAMES
 from tensorstash.host.arrays import borrowed
@@ -72,19 +71,6 @@ def test_freed_memory_is_an_error_and_no_crash(backend, nbytes):
     tensor.untyped_storage().resize_(nbytes)  # as FSDP does with gathered weights
     with pytest.raises(RuntimeError, match=f"out of bounds for storage of size {nbytes}"):
         backend.to_host(tensor, spec)
-
-
-def test_nothing_is_seen_by_modes_default_devices_or_grad_recording(backend):
-    tensor = torch.randn(6, 4, requires_grad=True).mul(2)[:, ::2]
-    spec = backend.spec(tensor)
-    dispatched, called = Operations([]), Functions([])
-    with torch.enable_grad(), torch.device("meta"), dispatched, called:
-        data = backend.to_host(tensor, spec)
-        back = backend.from_host(data, spec)
-    assert dispatched.log == called.log == []
-    assert back.device.type == "cpu"
-    assert back.grad_fn is None
-    assert torch.equal(back, tensor)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process lists its threads nowhere else")

@@ -34,9 +34,6 @@ COMPARING = {  # some: the search below tries the others
     "two readers, exact first, known by later saves": lambda x: exact_first(x).relu().relu(),
     "two readers, exact last, known by later saves": lambda x: exact_last(x).relu().relu(),
     "amax": lambda x: x.amax(-1),
-    "maximum": lambda x: torch.maximum(x, x.flip(0)),
-    "logaddexp": lambda x: torch.logaddexp(x, x.flip(-1)).amax(-1),
-    "logaddexp2": lambda x: torch.logaddexp2(x, x.flip(-1)).amax(-1),
 }
 
 DECREASING = torch.logspace(0, -4, 8)[:, None]  # held, so that it is never encoded

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from ctypes import addressof, c_uint8
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,21 +14,15 @@ from tensorstash.host.arrays import Array, adopted, aligned_empty
 from tensorstash.host.blocks import Block
 from tensorstash.spec import ALIGNMENT, DTYPES, TensorSpec
 
-DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
-    {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
-)
+DTYPE_NAMES: Mapping[torch.dtype, str] = {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
 """The element types of this build that can be moved."""
 
-_CARRIERS: Mapping[str, torch.dtype] = MappingProxyType(
-    {name: getattr(torch, row.carrier) for name, row in DTYPES.items()}
-)
-
-_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({name: np.dtype(row.carrier) for name, row in DTYPES.items()})
+_CARRIERS: Mapping[str, torch.dtype] = {name: getattr(torch, row.carrier) for name, row in DTYPES.items()}
+_TYPES: Mapping[str, np.dtype[Any]] = {name: np.dtype(row.carrier) for name, row in DTYPES.items()}
+_TORCH_TYPES: Mapping[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 _START = c_uint8 * 0
 """No bytes, which begin where an array does."""
-
-_TORCH_TYPES: Mapping[str, torch.dtype] = MappingProxyType({name: dtype for dtype, name in DTYPE_NAMES.items()})
 
 
 def elements(tensor: Tensor, spec: TensorSpec) -> Array:

@@ -24,22 +24,12 @@ _SAVES = "_raw_saved_"
 
 @cache
 def demand(reader: str) -> Demand:
-    """Return the demand of a reader, such as ``"PowBackward0(exponent<1).self"``: the exact tensor unless it is listed.
-
-    >>> demand("AmaxBackward0.self"), demand("LogBackward0.self"), demand("MmBackward0.self"), demand("MineBackward.x")
-    ('exact', 'relative', 'any', 'exact')
-    """
+    """Return the demand of a reader, such as ``"PowBackward0(exponent<1).self"``: ``exact`` unless it is listed."""
     return listed(__file__).get(reader, "exact")
 
 
 def variant(node: Any) -> str:
-    """Return the name of a node's operation, with the setting that changes its demand.
-
-    >>> import torch
-    >>> x = torch.ones(2, requires_grad=True)
-    >>> variant((x**2).grad_fn), variant((x**0.5).grad_fn)
-    ('PowBackward0', 'PowBackward0(exponent<1)')
-    """
+    """Return the name of a node's operation, with the setting that changes its demand."""
     name = type(node).__name__
     if name not in _VARYING:
         return name

@@ -60,23 +60,13 @@ def attributes(*names: str) -> Settings:
 
 
 def _signed(value: Any) -> Any:
-    """Return a setting with the sign that nodes leave out of dimensions.
-
-    >>> _signed(2**64 - 1), _signed(3), _signed(0.5)
-    (-1, 3, 0.5)
-    """
+    """Return a setting with the sign that nodes leave out of dimensions: -1 is told as 2**64 - 1."""
     return value - 2**64 if type(value) is int and value >= 2**63 else value
 
 
-def _made_shape(node: Any) -> tuple[Hashable, ...]:
-    return (tuple(node._input_metadata[0].shape),)
-
-
-def _made_dtype(node: Any) -> tuple[Hashable, ...]:
-    return (node._input_metadata[0].dtype,)
-
-
-CAST = Rule("cast", "ToCopyBackward0", saved(""), lambda dtype, x: x.to(dtype), _made_dtype)
+CAST = Rule(
+    "cast", "ToCopyBackward0", saved(""), lambda dtype, x: x.to(dtype), lambda node: (node._input_metadata[0].dtype,)
+)
 
 _EPSILONS = (1e-5, 1e-12, 1e-6, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)
 """The usual values, the most usual first."""
@@ -140,6 +130,10 @@ def _batch_settings(node: Any) -> tuple[Hashable, ...] | None:
     has_weight = node._raw_saved_weight.data is not None
     is_known = node._saved_training and not (has_weight and node.next_functions[2][0] is None)
     return (node._saved_eps,) if is_known else None
+
+
+def _made_shape(node: Any) -> tuple[Hashable, ...]:
+    return (tuple(node._input_metadata[0].shape),)
 
 
 def _view(node: str, run: Callable[..., Tensor], settings: Settings = lambda node: ()) -> Rule:
