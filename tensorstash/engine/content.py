@@ -45,7 +45,6 @@ class Content:
         ahead: bytes that all contents together may hold loaded.
         readers: threads that load, and are given up after their timeout.
         token: names the memory of the source.
-        index: its number in its stretch of saves.
         span: memory that it shares with other contents when it is back.
         reading: its readers, if they decide whether its codecs may lose something.
     """

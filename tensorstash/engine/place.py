@@ -180,13 +180,7 @@ class Place:
         return self.transfers.staged(data, self.spec.device) if staged else data  # type: ignore[union-attr]
 
     def rebuild(self, data: Any, spec: TensorSpec, span: SharedSpan | None = None) -> Any:
-        """Return a fresh, detached tensor in private writable memory, of any layout of the same block of memory.
-
-        Args:
-            data: from :meth:`load`; memory of a writable array may be adopted.
-            spec: the layout.
-            span: memory to share with other contents.
-        """
+        """Return a fresh, detached tensor in private writable memory, which may be that of writable ``data``."""
         if span is not None:
             return span.rebuild(data, spec)
         if not self.runs_kernels:
