@@ -25,17 +25,13 @@ _LARGE = 2**20
 
 _ALL = 0.9
 
-_ENDED = "a stash has ended without effect: "
-
-_ONE_MORE = "add a step that takes them: | disk_spill"
-
 _CURES = {
     "smaller than min_bytes": "lower min_bytes",
     "already in host memory": "CpuOffload moves tensors of accelerators only; use DiskSpill(directory)",
-    "is never quantized": _ONE_MORE,
-    "is not cast": _ONE_MORE,
-    "is not a mask": _ONE_MORE,
-    "does not accept": _ONE_MORE,
+    **dict.fromkeys(
+        ("is never quantized", "is not cast", "is not a mask", "does not accept"),
+        "add a step that takes them: | disk_spill",
+    ),
     "kept by policy": "the steps of the policy do not apply to the saved tensors: check dtypes and rules",
     "policy": "no rule of the policy selects them: check its rules",
     "tracing": "enter the stash where the model runs, not where it is traced",
@@ -123,7 +119,7 @@ class Adviser:
     def _gone(self) -> None:
         # The collector may run this inside of any method of the ledger: its numbers are those of the last entry.
         self.removed()
-        self._ending = _ENDED
+        self._ending = "a stash has ended without effect: "
         if self._ended:
             self._step_bytes = max(self._step_bytes, self._latest.stashed.nbytes - self._before)
             self.judge(self._latest, is_last=True)

@@ -23,9 +23,7 @@ _FEW = 4
 
 
 Rebuilt = tuple[Any, TensorSpec, int, Array]
-"""A tensor that was handed out and may be again, as long as nobody has written into it.
-
-Shares memory and version with the one that was handed out; its layout and version; the memory unless it was copied."""
+"""An alias of a tensor that may be handed out again if nobody has written into it; its layout, version and memory."""
 
 
 class Content:
@@ -42,16 +40,11 @@ class Content:
     Nothing here blocks or takes a lock while it is destroyed: it may die in the garbage collector.
 
     Args:
-        place: where its bytes go, and how they come back.
         source: an alias of the saved tensor, part of no graph; or a private copy of it, with the same layout.
-        spec: of the source.
-        version: of the saved tensor when it was saved.
-        probe: its version probe, if ``source`` is a private copy.
+        probe: the version probe of the saved tensor, if ``source`` is a private copy.
         ahead: bytes that all contents together may hold loaded.
         readers: threads that load, and are given up after their timeout.
         token: names the memory of the source.
-        index: its number in its stretch of saves.
-        record: of the tensor in the plan of a budget.
         span: memory that it shares with other contents when it is back.
         reading: its readers, if they decide whether its codecs may lose something.
     """

@@ -56,8 +56,6 @@ class Record:
         nbytes: bytes that leave with the tensor; 0 for a second save of the same bytes.
         memory: position of the first record in the same memory, or of this one.
         fate: where the plan puts it; None where no plan knows the step.
-        is_remakable: whether there is a recipe for it.
-        is_storable: whether the policy has a store for it.
         left_bytes: of its payload, in the memory that the budget is of.
         has_news: whether a plan that was made of it is out of date.
     """
@@ -223,20 +221,16 @@ class Ladder:
     def step_ended(self) -> None:
         """Plan the next step that is equal to the one that has ended."""
         with self._lock:
-            step = self._step
+            step, plan, plans = self._step, self._plan, self._plans
             if step:
-                self._learn(step)
+                self.saved_bytes = sum(map(attrgetter("nbytes"), step))
+                first = hash(step[0].kind)
+                if plan is None or len(plan) != len(step) or any(map(attrgetter("has_news"), step)):
+                    plans[first] = planned(step, self.limit_bytes)
+                plans.move_to_end(first)
+                if len(plans) > _REMEMBERED_STEPS:
+                    plans.popitem(last=False)
             self._clear()
-
-    def _learn(self, step: list[Record]) -> None:
-        self.saved_bytes = sum(map(attrgetter("nbytes"), step))
-        first = hash(step[0].kind)
-        is_same = self._plan is not None and len(self._plan) == len(step)
-        if not is_same or any(map(attrgetter("has_news"), step)):
-            self._plans[first] = planned(step, self.limit_bytes)
-        self._plans.move_to_end(first)
-        if len(self._plans) > _REMEMBERED_STEPS:
-            self._plans.popitem(last=False)
 
     def tallies(self) -> dict[str, Tally]:
         """Return how many tensors the plan of the last step keeps, recomputes and stores; empty before there is one."""

@@ -64,9 +64,9 @@ class Ledger:
         return _tally(self.stashed).nbytes
 
     def stored(self, tier: str, payloads: Sequence[tuple[object, int, TensorSpec]], seconds: float = 0.0) -> int:
-        """Count payloads in a tier; return the bytes that they take in the memory that their tensors were in.
+        """Count payloads in a tier: objects that live as long, their bytes, and the specs of their tensors.
 
-        Each is an object that lives as long as the payload exists, its bytes, and the spec of its tensor.
+        Return the bytes that they take in the memory that the tensors were in.
         """
         all_left_bytes = 0
         with self.lock:

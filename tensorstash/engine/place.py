@@ -35,12 +35,7 @@ _SHORT_BYTES = 8 * 2**20
 class Stored:
     """A payload in its place; owns the slot, which is free when this is dropped.
 
-    Args:
-        store: of the slot; None for a payload that stays on its device and is the slot itself.
-        slot: the store's own name for it.
-        nbytes: bytes in the slot.
-        digest: checksum of them, unless the store verifies its records.
-        seconds: that it took to put them there.
+    A payload that stays on its device has no store and is the slot itself. A store that verifies needs no ``digest``.
     """
 
     store: Store | None
@@ -79,12 +74,9 @@ class Place:
         parts: tuple[Any, ...] = (*plan.codecs, config)
         labels = [f"stage {i} of {len(parts)} ({part!r}), tensor {spec}" for i, part in enumerate(parts, start=1)]
         self.label = labels[-1]
-        """Its name in messages."""
         self.kernels = kernels = Stages(plan.codecs, self.spec, labels[:-1], ledger, backend)
-        """Of codecs that run where the tensor is."""
         codecs = plan.codecs[len(kernels) :]
         self.stages = stages = Stages(codecs, kernels.result, labels[len(kernels) : -1], ledger)
-        """Codecs that run on the host."""
         self.is_at_hand = plan.store is None and bool(kernels) and not codecs and spec.device != "cpu"
         """Whether the payload stays on its device, so that nothing loaded is worth holding."""
         self.tier = "device" if self.is_at_hand else config.tier
@@ -188,13 +180,7 @@ class Place:
         return self.transfers.staged(data, self.spec.device) if staged else data  # type: ignore[union-attr]
 
     def rebuild(self, data: Any, spec: TensorSpec, span: SharedSpan | None = None) -> Any:
-        """Return a fresh, detached tensor in private writable memory, of any layout of the same block of memory.
-
-        Args:
-            data: from :meth:`load`; memory of a writable array may be adopted.
-            spec: the layout.
-            span: memory to share with other contents.
-        """
+        """Return a fresh, detached tensor in private writable memory, which may be that of writable ``data``."""
         if span is not None:
             return span.rebuild(data, spec)
         if not self.runs_kernels:

@@ -1,6 +1,7 @@
 """The place of each kind of saved tensors under a policy: found once, and remembered."""
 
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tensorstash.abilities import Backend
@@ -26,35 +27,27 @@ Way = tuple[Rebuilding | None, Place | str]
 """The treatment of tensors of a kind: whether those that can be made again are; the place of others, or why not."""
 
 
+@dataclass(eq=False)
 class Places:
     """Remembers a policy's treatment of each kind of tensors, and shares one store among equal configs.
 
-    Args:
-        policy: whose stores are opened now; every other one that is asked is among its choices.
-        backend: the framework's adapter.
-        ledger: counts for the stores.
-        adviser: is told where tensors go.
-        transfers: brings payloads to the host; None without streams.
-        min_away_bytes: smaller tensors are kept rather than sent away, to a ``disk`` or from a ``device``.
+    Tensors below ``min_away_bytes`` are kept rather than sent away, to a ``disk`` or from a ``device``.
     """
 
-    def __init__(
-        self,
-        policy: HookPolicy,
-        backend: Backend[Any],
-        ledger: Ledger,
-        adviser: Adviser,
-        transfers: Transfers | None,
-        min_away_bytes: Mapping[str, int],
-    ) -> None:
-        self._backend, self._ledger, self._adviser, self.transfers = backend, ledger, adviser, transfers
-        self._policy, self._min_away_bytes = policy, min_away_bytes
+    policy: HookPolicy
+    backend: Backend[Any]
+    ledger: Ledger
+    adviser: Adviser
+    transfers: Transfers | None
+    min_away_bytes: Mapping[str, int]
+
+    def __post_init__(self) -> None:
         self.stores: dict[StoreConfig, Store] = {}
         self.recent: dict[tuple[int, str], tuple[TensorSpec, Way]] = {}
         """The treatment by the identity of a spec, which must be the one noted, and its module: a hash is a frame."""
         self._remembered: dict[Hashable, Way] = {}
         self._numbers: dict[Plan, int] = {}
-        for plan in policy.alternatives():
+        for plan in self.policy.alternatives():
             if not plan.rest.keeps:
                 self._store(plan.rest.store or Memory())
 
@@ -64,7 +57,7 @@ class Places:
         way = self._remembered.get(kind)
         if way is None:
             spec_there = spec.inside(module) if module else spec
-            plan = self._policy.plan(spec_there)
+            plan = self.policy.plan(spec_there)
             if masks:
                 rest = Plan(masks, plan.store or (Memory() if spec.device == "cpu" else None))
             else:
@@ -88,7 +81,7 @@ class Places:
         demand = reading.guess() if is_guess else reading.demand
         place = content.place if demand == "any" else self._within(content.place, demand)
         if isinstance(place, str):
-            next(self._ledger.declined[content.spec.nbytes])
+            next(self.ledger.declined[content.spec.nbytes])
         else:
             content.narrow(place)
         reading.decided(content.users, is_learned=is_guess and content.loses)
@@ -113,23 +106,23 @@ class Places:
         if plan.keeps:
             return plan.reason or POLICY
         config = plan.store or Memory()
-        away = self._min_away_bytes
+        away = self.min_away_bytes
         is_copied = spec.device != "cpu" and plan.store is not None  # what kernels made may stay on the device
         if spec.nbytes < max(away.get(config.tier, 0), away.get("device", 0) if is_copied else 0):
             return SMALL
         if plan.codecs or config.tier != "memory" or spec.device != "cpu":
-            self._adviser.expect_gain()
+            self.adviser.expect_gain()
         store, number = self._store(config), self._numbers.setdefault(plan, len(self._numbers))
-        place = Place(plan, spec, self._backend, store, self._ledger, self.transfers, number)
+        place = Place(plan, spec, self.backend, store, self.ledger, self.transfers, number)
         if spec.device != "cpu" and place.transfers is None and place.tier != "device":
             streams = None if self.transfers is None else self.transfers.streams
             why = "its backend has no streams" if streams is None else streams.why_copies_wait(spec.device)
-            self._ledger.waits[spec.device] = why or ""
+            self.ledger.waits[spec.device] = why or ""
         return place
 
     def _store(self, config: StoreConfig) -> Store:
         store = self.stores.get(config)
         if store is None:
             store = self.stores[config] = config.open()
-            self._adviser.judge_directories(getattr(config, "directories", ()))
+            self.adviser.judge_directories(getattr(config, "directories", ()))
         return store

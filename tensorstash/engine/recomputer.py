@@ -44,10 +44,7 @@ class RecipePlace:
     may write into it, as functions of users may, gets one of its own.
 
     Args:
-        recomputer: of the session.
-        recipe: how it is made.
         kind: of tensors that are stored from now on if it comes out different.
-        spec: of the output.
         inputs: for each of the recipe's a handle that can be referred to weakly, or a copy.
         present: tensors that are there, and without which it cannot be made; those behind its inputs among them.
         depth: operations that are run for it at most, those of its inputs among them.

@@ -51,12 +51,7 @@ class Stage:
 class Stages:
     """Successive codecs of a plan that run in one place. Thread-safe, holds no payload.
 
-    Args:
-        codecs: in the order of encoding.
-        spec: of the buffer that the first one encodes.
-        labels: a name for each codec in messages.
-        ledger: counts them.
-        backend: its kernels run as many codecs as they can, from the first on; None to run all of them on arrays.
+    The kernels of a ``backend`` run as many codecs as they can, from the first on; without one all run on arrays.
     """
 
     def __init__(

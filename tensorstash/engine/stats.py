@@ -10,12 +10,7 @@ from tensorstash.sizes import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """A number of tensors and their bytes.
-
-    Args:
-        tensors: how many.
-        nbytes: bytes of their elements.
-    """
+    """A number of tensors and the bytes of their elements."""
 
     tensors: int = 0
     nbytes: int = 0
@@ -121,10 +116,7 @@ class Stats:
         return replace(self, **{name: _since(getattr(self, name), getattr(earlier, name)) for name in added})
 
     def scalars(self, prefix: str = "tensorstash/") -> dict[str, float]:
-        """Return every number under a flat name, as TensorBoard, W&B and trainers log them.
-
-        Args:
-            prefix: in front of each name.
+        """Return every number under a flat name behind a prefix, as TensorBoard, W&B and trainers log them.
 
         >>> Stats(seen=Tally(2, 64)).scalars("stash/")["stash/seen/nbytes"]
         64.0
