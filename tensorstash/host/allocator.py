@@ -19,8 +19,6 @@ from importlib import metadata
 from pathlib import Path
 
 from tensorstash.host.pages import ALLOCATORS, preloaded_allocator
-from tensorstash.host.pool import POOL
-from tensorstash.sizes import parse_bytes
 
 logger = logging.getLogger("tensorstash")
 
@@ -72,23 +70,6 @@ def set_for_policies() -> None:
             "That costs page faults: `python -m tensorstash SCRIPT` avoids them. %s=leave keeps glibc as it is.",
             CHOICE,
         )
-
-
-def keep_idle(nbytes: int | str) -> None:
-    """Set how much freed host memory the package keeps for its own next buffers, in the whole process; thread-safe.
-
-    With less, memory goes back to the system earlier, for the price of fresh pages later. The peak depends little on
-    this, since hardly any is kept where backward begins. Without this call it keeps 256 MiB.
-
-    Args:
-        nbytes: most bytes to keep, an int or text such as ``"64 MiB"``; 0 to keep none.
-
-    Raises:
-        ConfigError: not a size.
-
-    >>> keep_idle("256 MiB")
-    """
-    POOL.keep(parse_bytes(nbytes, path="keep_idle"))
 
 
 def advised_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -85,15 +85,10 @@ class PagePool:
             used, most, self._most_lately = self._used, self._most_lately, self._used
         return used, most
 
-    def keep(self, idle_limit_bytes: int) -> None:
-        """Keep at most so many bytes for later from now on."""
-        self._limit = idle_limit_bytes
-        self.give_back(idle_limit_bytes)
-
     def worth(self, nbytes: int) -> None:
         """Keep no more idle than so many bytes from now on: what the user saves by buffers."""
-        self._worth = most_bytes = nbytes + nbytes // _CLASSES  # as buffers of so many bytes take
-        self.give_back(most_bytes)
+        self._worth = min(self._limit, nbytes + nbytes // _CLASSES)  # as buffers of so many bytes take
+        self.give_back(self._worth)
 
     def give_back(self, most_bytes: int) -> None:
         """Give idle memory to the system, the longest unused first, until no more than ``most_bytes`` are."""
@@ -130,7 +125,7 @@ class PagePool:
         while self._returned and not self._lock.locked():  # which it is where this thread holds it
             with self._lock:
                 self._settle()
-                most_bytes = min(self._limit, self._worth, self._most_together - self._used)
+                most_bytes = min(self._worth, self._most_together - self._used)
                 if self.idle_bytes > most_bytes:
                     self._trim(most_bytes)
 
@@ -159,7 +154,7 @@ class PagePool:
 
 
 IDLE_BYTES = 256 * 2**20
-"""Most bytes of host memory that the process keeps for the next large buffers, unless told otherwise."""
+"""Most bytes of host memory that the process keeps for the next large buffers."""
 
 POOL = PagePool(IDLE_BYTES)
 """Of the process, as the C allocator is: buffers outlive the sessions they were made in."""

@@ -150,7 +150,16 @@ class Workers:
 
     def abandon(self) -> None:
         """Give up work that takes longer than ``timeout_s``, and replace its threads."""
-        self._pool.abandon(self.timeout_s)
+        pool, earliest = self._pool, monotonic() - self.timeout_s
+        lost: list[Future[Any]] = []
+        with pool._lock:
+            for thread in list(pool.threads):
+                if (job := thread.job) is not None and thread.since < earliest:
+                    lost.append(job)
+                    thread.is_abandoned = True
+                    pool.remove(thread)
+        for job in lost:
+            job.fail(TimeoutError(f"took longer than {self.timeout_s} seconds"))
 
 
 class _Thread(threading.Thread):
@@ -181,19 +190,6 @@ class _ThreadPool:
         self._owner = weakref.ref(owner, self._calls.put)
         weakref.finalize(self, _await_end, self._todo, self._calls, self.threads)
 
-    def abandon(self, timeout_s: float) -> None:
-        """Leave to themselves the threads whose work takes too long."""
-        earliest = monotonic() - timeout_s
-        lost: list[Future[Any]] = []
-        with self._lock:
-            for thread in list(self.threads):
-                if (job := thread.job) is not None and thread.since < earliest:
-                    lost.append(job)
-                    thread.is_abandoned = True
-                    self._remove(thread)
-        for job in lost:
-            job.fail(TimeoutError(f"took longer than {timeout_s} seconds"))
-
     def serve(self, thread: _Thread) -> None:
         """Do work until the thread has to end, and take note of that, also where it was killed."""
         call = None
@@ -210,7 +206,7 @@ class _ThreadPool:
         finally:
             with self._lock:
                 if thread in self.threads:
-                    self._remove(thread)
+                    self.remove(thread)
             if thread.job is not None:
                 thread.job.fail(RuntimeError("ended with its thread, which was killed"))
 
@@ -222,7 +218,8 @@ class _ThreadPool:
             thread.job = self._todo.popleft()
             return thread.job
 
-    def _remove(self, thread: _Thread) -> None:
+    def remove(self, thread: _Thread) -> None:
+        """Let a thread go, and another one take its work."""
         self.threads.remove(thread)
         self._calls.put(None)  # it may have taken one with it
         self._has_hands()

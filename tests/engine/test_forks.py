@@ -118,14 +118,11 @@ def test_a_child_drops_page_locked_memory_without_the_device_of_its_parent():
     assert unlocked == [os.getpid()]
 
 
-@pytest.mark.parametrize("limit", [None, 0])
-def test_a_child_gets_fresh_pages(limit):
+def test_a_child_gets_fresh_pages():
     pool = PagePool(2**23)
     pool.take(2**20)
 
     def child():
-        if limit is not None:
-            pool.keep(limit)
         taken = pool.take(2**20)
         taken[:] = 1
         assert taken.sum() == 2**20

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from tensorstash.errors import ConfigError
-from tensorstash.host.allocator import keep_idle
 from tensorstash.host.arrays import aligned_empty
 from tensorstash.host.pages import BLOCK, HUGE_PAGE, mapped_pages, page_aligned
-from tensorstash.host.pool import IDLE_BYTES, POOL, SMALLEST, PagePool, size_class
+from tensorstash.host.pool import SMALLEST, PagePool, size_class
 from tests.interrupts import interrupt
 from tests.processes import locks_held
 
@@ -74,29 +72,14 @@ def test_what_is_made_here_is_pooled_and_takes_direct_transfers():
     assert all(aligned_empty(nbytes, 16).ctypes.data % 64 == 16 for nbytes in (100, MIB))
 
 
-def test_idle_memory_keeps_to_its_limit_which_can_be_changed():
-    pool = PagePool(4 * MIB)
+def test_idle_memory_keeps_to_its_limit():
     for limit in (4, 0, 3):
-        if limit < 4:
-            pool.keep(limit * MIB)
-        assert pool.idle_bytes <= limit * MIB
+        pool = PagePool(limit * MIB)
         held = [pool.take(MIB) for _ in range(10)]
         while held:
             held.pop()
             assert pool.idle_bytes <= limit * MIB
         assert pool.idle_bytes == limit * MIB
-
-
-def test_the_limit_of_the_process_is_set_by_the_user():
-    held = aligned_empty(3 * MIB)
-    try:
-        keep_idle("1 MiB")
-        del held
-        assert POOL.idle_bytes <= MIB
-        with pytest.raises(ConfigError, match="keep_idle"):
-            keep_idle("much")
-    finally:
-        keep_idle(IDLE_BYTES)
 
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="tells by mincore which pages have memory")
@@ -131,7 +114,7 @@ def test_small_buffers_of_different_sizes_keep_their_memory():
             del held
 
 
-@pytest.mark.parametrize("method", ["take", "give", "keep"])
+@pytest.mark.parametrize("method", ["take", "give", "give back"])
 def test_a_pool_counts_anew_after_an_interrupt_between_any_two_steps(method):
     """Raise at each line of the pool in turn, as a signal handler would."""
     line = interrupted = 0
@@ -140,17 +123,16 @@ def test_a_pool_counts_anew_after_an_interrupt_between_any_two_steps(method):
         held = [pool.take(nbytes) for nbytes in (MIB, MIB, 3 * MIB, 128 * 1024)]
         del held[2:]
         line += 1
-        call = {"take": partial(pool.take, 3 * MIB), "give": held.pop, "keep": partial(pool.keep, MIB)}[method]
+        call = {"take": partial(pool.take, 3 * MIB), "give": held.pop, "give back": partial(pool.give_back, 0)}[method]
         interrupted += interrupt(call, "pool.py", line)
         held.clear()
-        pool.keep(8 * MIB)
         assert pool.take_stock()[0] == 0
         again = [pool.take(MIB) for _ in range(3)]
         for value, buffer in enumerate(again):
             buffer[:] = value
         assert [int(buffer[0]) for buffer in again] == [0, 1, 2]
         assert pool.take_stock()[0] == 3 * MIB
-        pool.keep(0)
+        pool.give_back(0)
         assert pool.idle_bytes == 0
     assert line > 10
 
