@@ -80,3 +80,20 @@ class Block(_Base):  # type: ignore[misc]  # which of the two, is known at run t
     ) -> None:
         """Do the rest of :meth:`leave`; called where that raises, until this does not."""
         self.undo()
+
+
+class Switched(Block):
+    """A block in which a setting of the program has another value; it is as it was afterwards, whatever interrupts."""
+
+    __slots__ = ("_before", "_set", "_value")
+
+    def __init__(self, get: Callable[[], Any], set_to: Callable[[Any], object], value: Any) -> None:
+        self._before, self._set, self._value = get(), set_to, value
+
+    def enter(self) -> None:
+        self._set(self._value)
+
+    def leave(self, *raised: object) -> None:
+        self._set(self._before)
+
+    undo = finish = leave

@@ -9,7 +9,7 @@ from gates import Gated
 import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.backends.reference.backend import ReferenceBackend
-from tensorstash.backends.reference.kernels import DeviceKernels, NumpyKernel
+from tensorstash.backends.reference.devices import DeviceKernels, NumpyKernel
 from tensorstash.engine.session import Session
 from tensorstash.errors import CodecError
 from tensorstash.policies import Encode, StoreIn

@@ -11,6 +11,7 @@ from paddle.autograd import saved_tensors_hooks
 from paddle.base import core
 from paddle_cases import gradients, hooked, layer, leaf, noise
 
+from tensorstash.backends.paddle.hooks import _without_autocast
 from tensorstash.errors import BackendError, SavedTensorModifiedError
 
 pytestmark = pytest.mark.usefixtures("either_way")
@@ -149,3 +150,26 @@ def test_backward_may_run_under_other_hooks_than_forward(pair, backend):
         y.sum().backward()
     assert not notes
     assert pair.unpacked == 3
+
+
+def level(new=None):
+    """Return the level of autocast, which is ``new`` if that is given."""
+    amp = core._get_amp_attrs()
+    if new is not None:
+        amp._amp_level = new
+    return amp._amp_level
+
+
+def test_a_hook_runs_with_autocast_off_and_it_is_on_again_after_errors(monkeypatch):
+    monkeypatch.setattr(core, "is_compiled_with_cuda", lambda: True)
+    before, on = level(), level(core.AmpLevel.O2)
+    seen = []
+    hook = _without_autocast(lambda value: seen.append(level()) or 1 / value)
+    try:
+        assert hook(2) == 0.5
+        with pytest.raises(ZeroDivisionError):
+            hook(0)
+        seen.append(level())
+    finally:
+        level(before)
+    assert seen == [core.AmpLevel.O0, core.AmpLevel.O0, on]

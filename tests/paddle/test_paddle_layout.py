@@ -1,13 +1,16 @@
 """Every layout of every element type goes to the host and comes back as it was, and backward reads it rightly."""
 
+import gc
+
 import numpy as np
 import paddle
 import pytest
 from inside import session_of
 from paddle.autograd import saved_tensors_hooks
-from paddle_cases import bits, gradients, noise
+from paddle_cases import allocated, bits, gradients, noise
 
 import tensorstash as ts
+from tensorstash.backends.paddle.packed import _STORAGES
 from tensorstash.stores.memory import Memory
 
 VIEWS = {
@@ -101,3 +104,23 @@ def test_tensors_without_elements_or_memory_are_kept(backend, pair):
     y.sum().backward()
     assert x.grad is not None
     assert "no real memory" in pair.kept
+
+
+def test_memory_that_was_swapped_under_a_tensor_has_another_token(backend):
+    x, y = paddle.rand([4]), paddle.rand([4])
+    with backend.hooks(lambda tensor: None, lambda packed: None):
+        token, _ = backend.storage(x)
+        y._share_buffer_to(x)
+        assert backend.storage(x)[0] != token
+        assert backend.storage(x)[0] == backend.storage(y)[0]
+
+
+def test_no_more_than_the_last_few_storages_are_held_and_none_after_the_scope(backend):
+    nbytes = 1 << 20
+    gc.collect()
+    before = allocated()
+    with backend.hooks(lambda tensor: None, lambda packed: None):
+        for _ in range(_STORAGES + 8):
+            backend.storage(paddle.ones([nbytes // 4]))
+        assert allocated() - before == _STORAGES * nbytes
+    assert allocated() == before

@@ -11,13 +11,10 @@ from paddle.base import core
 from paddle.distributed.fleet.utils import recompute
 from paddle.nn import functional as F  # noqa: N812
 from paddle_cases import allocated, bits, leaf, noise
-from paddle_operators.cases import every_case
-from paddle_operators.driving import outcomes
 from test_paddle_architectures import MODELS, Loss, prepared
 
 import tensorstash as ts
 from tensorstash.backends.paddle.nodes import node_of
-from tensorstash.backends.paddle.recipes import READERS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:When training, we now always track"),
@@ -116,24 +113,6 @@ def test_settings_do_not_outlive_their_node():
         assert stats.without_recipe["GeluGradNode does not tell its settings"].tensors == 20
 
 
-SAVE_NOTHING = """
-    Add AddN Cast Ceil Concat Dropout Expand Flatten Floor Mean Reshape Scale Slice Split SplitWithNum Squeeze Stack
-    Subtract Sum Transpose Unbind Unsqueeze Where
-    """
-"""Nodes whose backward needs shapes alone, or a mask."""
-
-
-@pytest.mark.long
-def test_a_reader_has_an_edge_to_whatever_made_what_it_saves():
-    cases = (case for case in every_case() if (case.layout, case.dtype) == ("contiguous", "float32"))
-    # Decompositions are made of several operations, of which some are no part of the graph.
-    found = list(outcomes("jobs.edges", (case for case in cases if not case.row.startswith("linalg."))))
-    apart = {case.row: nodes for case, outcome in found if (nodes := READERS & set(outcome.get("apart", ())))}
-    assert not apart
-    saving = {node for _, outcome in found for node in outcome.get("saved", ())}
-    assert READERS - saving == {f"{name}GradNode" for name in SAVE_NOTHING.split()}
-
-
 def test_a_node_at_the_address_of_one_that_is_gone_is_not_taken_for_it():
     x, other = leaf(noise(6, 4)), leaf(noise(6, 4, seed=1))
 
@@ -204,18 +183,3 @@ def test_a_quarter_of_the_memory_is_gone(name, counting_only):
     print(f"{name}: {with_recipes / native:.3f} of {native} bytes are left", file=sys.stderr)
     assert with_recipes < 0.75 * native
     assert left < 0.02 * native, "a graph is kept alive"
-
-
-def test_views_and_casts_that_are_not_saved_are_no_steps_of_a_recipe():
-    def run(around):
-        x = leaf(noise(8, 8))
-        with around:
-            loss = (F.relu(x.exp()[:1].reshape([8, 1]) + x.exp()) @ weight(8, 4)).sum()
-            loss = loss + F.relu(x.exp().astype("float64")).astype("float32").sum()
-        loss.backward()
-        return bits(x.grad)
-
-    around = stash()
-    assert run(around) == run(nullcontext())
-    assert not around.stats().refused
-    assert not around.stats().recomputed

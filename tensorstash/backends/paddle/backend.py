@@ -25,10 +25,9 @@ for _each in (backward, hooks, pylayer, operations, PARAMETERS):
 class PaddleBackend:
     """PaddlePaddle tensors and layers, on the CPU and on devices. Thread-safe.
 
-    Hooks here nest, belong to a thread, and keep the in-place check; see the modules beside this one for Paddle's
-    faults and their repairs. A few functions of Paddle are replaced by ones that call them, and that do nothing else
-    where no hooks are in force. An exception of ``pack`` inside an operation is raised when the scope ends, and nothing
-    more is packed until then. Copies to and from devices make the program wait; they were never tried on a GPU.
+    Hooks here nest, belong to a thread, and keep the in-place check. The modules beside this one repair Paddle's
+    faults: they replace a few functions by ones that do nothing else where no hooks are in force. An exception of
+    ``pack`` is raised when the scope ends. Copies to and from devices make the program wait; no GPU was tried.
 
     Faults that cannot be helped, in Paddle 3.3.1 and without any hooks, too: backward twice through a ``PyLayer`` with
     ``retain_graph=True`` is a segmentation fault, since the first one frees the layer's context; the context of a
@@ -47,8 +46,7 @@ class PaddleBackend:
     from_host = staticmethod(rebuilt)
     version_probe = staticmethod(version_probe)
     is_recording = staticmethod(is_grad_enabled)
-    hooks = HookScope
-    suspended = HookScope
+    hooks = suspended = HookScope
     producers = Producers
     repeats = PaddleRepeats()
     is_checkpointed = repeats.is_checkpointed
@@ -69,13 +67,7 @@ class PaddleBackend:
         return prod(tensor.shape) * tensor.element_size()
 
     def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
-        """Return a token of the live storage and the byte offset of the lowest element in it.
-
-        Tokens are equal only for storages saved one soon after the other in one scope; see
-        :meth:`~tensorstash.backends.paddle.packed.Scope.token`.
-        """
-        scope = STACK.current()
-        spec = self.spec(tensor)
+        scope, spec = STACK.current(), self.spec(tensor)
         return (object() if scope is None else scope.token(tensor)), spec.order.lowest(spec)
 
     def producer(self, tensor: Tensor, /) -> str:

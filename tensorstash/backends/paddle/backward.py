@@ -1,4 +1,4 @@
-"""Knowledge that Paddle's backward hides from hooks: whether the graph is released, and which exception a hook raised.
+"""Paddle's backward, which hides from hooks whether the graph is released, and from callers what a hook raised.
 
 A packed value stays in its node until the whole graph is dropped, though the tensor it stood for is released at
 backward. And an exception on the way turns into an ``OSError`` with its text, ``KeyboardInterrupt`` included.
@@ -6,18 +6,15 @@ backward. And an exception on the way turns into an ``OSError`` with its text, `
 
 import threading
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from paddle.base import core
-from paddle.base.framework import _dygraph_tracer
 
-from tensorstash.host.blocks import Block
+from tensorstash.host.blocks import Switched
 
 
 class _Backward(threading.local):
-    """State of this thread's backward."""
-
     release: bool = True
     """Whether it unpacks a tensor for the last time: not in a backward that keeps its graph."""
     error: BaseException | None = None
@@ -25,24 +22,10 @@ class _Backward(threading.local):
 
 
 backward = _Backward()
+"""That of this thread."""
 
-
-class Unrecorded(Block):
-    """A block without gradient recording, which is as it was afterwards, whatever interrupts; unlike ``no_grad``."""
-
-    __slots__ = ("_recording", "_tracer")
-
-    def __init__(self) -> None:
-        self._tracer: Any = _dygraph_tracer()  # type: ignore[no-untyped-call]
-        self._recording = self._tracer._has_grad
-
-    def enter(self) -> None:
-        self._tracer._has_grad = False
-
-    def leave(self, *raised: object) -> None:
-        self._tracer._has_grad = self._recording
-
-    undo = finish = leave
+Unrecorded = partial(Switched, core._has_grad, core._set_has_grad, False)  # type: ignore[attr-defined]
+"""Makes a block without gradient recording."""
 
 
 def hook_failed(error: BaseException) -> None:

@@ -51,11 +51,7 @@ class Parameters:
             self._made += 1
 
     def keep_reason(self, tensor: Tensor, /) -> str | None:
-        """See :meth:`tensorstash.abilities.Backend.keep_reason`.
-
-        A parameter comes as a plain tensor without its class and attributes, but leaf and ``persistable``. Integer
-        and boolean tensors may claim to need gradients.
-        """
+        """See :meth:`tensorstash.abilities.Backend.keep_reason`; a parameter comes without its class and attributes."""
         if tensor.is_leaf:
             if tensor.persistable:
                 return "parameter"
@@ -73,14 +69,13 @@ class Parameters:
         if 0 in tensor.shape:
             return "no elements"
         # Anything else is read and rebuilt with Paddle's kernels for views.
-        is_view = not is_plain(tuple(tensor.shape), tuple(tensor.strides), tensor._offset(), dtype)
-        if is_view and not paddle.get_flags(_STRIDES)[_STRIDES]:
+        is_strided = not is_plain(tuple(tensor.shape), tuple(tensor.strides), tensor._offset(), dtype)
+        if is_strided and not paddle.get_flags(_STRIDES)[_STRIDES]:
             return "FLAGS_use_stride_kernel is off"
         known = self._found().get(tensor.data_ptr() - tensor._offset())
         parameter = None if known is None else known()
-        if parameter is not None and parameter._is_shared_buffer_with(tensor):
-            return "view of a parameter"
-        return None
+        is_view = parameter is not None and parameter._is_shared_buffer_with(tensor)
+        return "view of a parameter" if is_view else None
 
     def leaf_of(self, node: Any) -> Tensor | None:
         """Return the parameter whose gradient a node accumulates; None for leaves that are none."""

@@ -33,7 +33,7 @@ _reset: Callable[[], None] = core.eager.reset_saved_tensors_hooks
 
 
 class HookStack:
-    """The scopes of all threads over the one pair that Paddle has."""
+    """The scopes of all threads."""
 
     def __init__(self) -> None:
         # Scopes end inside garbage collections, too, which begin anywhere.
@@ -53,11 +53,7 @@ class HookStack:
         return self._innermost.get(get_ident())
 
     def push(self, source: object, pack: Pack | None, unpack: Unpack | None, *, private: bool = False) -> None:
-        """Put a pair of :class:`HookScope` in force for this thread, to be ended by ``source``.
-
-        Raises:
-            BackendError: a pair is in force that could not be put back.
-        """
+        """Put a pair of :class:`HookScope` in force for this thread, to be ended by ``source``."""
         with self._lock:
             scope = Scope(source, pack, unpack, private=private)
             if not self.is_registered:
@@ -108,8 +104,7 @@ class HookStack:
     def pop(self, source: object, error: BaseException | None) -> None:
         """End the scope that ``source`` entered; raise the exception of its ``pack``, unless its body has raised one.
 
-        Raises:
-            BackendError: it is not the innermost scope of this thread. It is ended all the same, the others stay.
+        One that is not the innermost of this thread is ended all the same, which is an error; the others stay.
         """
         with self._lock:
             scope = next((scope for scope in reversed(self._scopes) if scope.source is source), None)

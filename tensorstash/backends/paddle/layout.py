@@ -5,9 +5,9 @@ strides and byte offset of the saved tensor (Paddle PR #65619, #69585). A tensor
 otherwise is silently misread, so everything here rebuilds strides and byte offset, too.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,14 +20,14 @@ from tensorstash.host.arrays import Array, aligned_empty, as_bytes, borrowed
 from tensorstash.spec import ALIGNMENT, DTYPES, TensorSpec, contiguous_strides
 
 # Paddle's uint16 is another name of bfloat16, and its uint32 and uint64 have no operations.
-_MOVED = [name for name in DTYPES if hasattr(paddle, name) and name not in ("uint16", "uint32", "uint64")]
+_MOVED = DTYPES.keys() - {"uint16", "uint32", "uint64"}
 
-_DTYPES: Mapping[str, Any] = MappingProxyType({name: getattr(paddle, name) for name in _MOVED})
+_DTYPES: dict[str, Any] = {name: getattr(paddle, name) for name in _MOVED if hasattr(paddle, name)}
 """The element types of this build that can be moved."""
 
-_NAMES: Mapping[int, str] = MappingProxyType({id(dtype): name for name, dtype in _DTYPES.items()})
+_NAMES = {id(dtype): name for name, dtype in _DTYPES.items()}
 
-_EXCHANGED = MappingProxyType({"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"})
+_EXCHANGED = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 """The types that DLPack does not take here, and the carriers of their bits."""
 
 _as_strided: Callable[..., Tensor] = paddle.as_strided

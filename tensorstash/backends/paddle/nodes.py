@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Callable
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import paddle
@@ -21,21 +20,20 @@ from tensorstash.backends.paddle.packed import Settings, call
 from tensorstash.backends.readers import listed
 from tensorstash.protocols import Demand
 
-ACCUMULATION = "GradNodeAccumulation"
-"""The name of the node that a leaf has."""
+ACCUMULATION = "GradNodeAccumulation"  # of a leaf
 
 _NEAR, _FAR = 24, 96
 """Numbers of frames to look at: an operator is some 14 above, and more where each call of Python takes several of C, as
 where a profiler or PyTorch's compiler has replaced the evaluation of frames."""
 
-_LEAST_AXES = MappingProxyType({"BatchNormGradNode": 2, "InstanceNormGradNode": 2, "GroupNormGradNode": 3})
+_LEAST_AXES = {"BatchNormGradNode": 2, "InstanceNormGradNode": 2, "GroupNormGradNode": 3}
 
 
 def node_of(tensor: Tensor) -> Any:
     """Return the node that made a tensor, or the one that accumulates the gradient of a leaf; None if there is none.
 
-    ``Tensor.grad_fn`` counts a reference too many on every call (Paddle 3.3.1), so that the node, all that it has saved
-    and the graph behind it are never freed. The references that it counts in vain are taken back here.
+    ``Tensor.grad_fn`` counts a reference too many on every call (Paddle 3.3.1), so that the graph is never freed; it is
+    taken back here.
     """
     node: Any = tensor.grad_fn
     if node is not None:
@@ -72,10 +70,9 @@ def is_first(kind: str, settings: Settings | None, tensor: Tensor) -> bool:
 
 
 def demand(tensor: Tensor) -> Demand:
-    """Return how exactly the reader of the tensor being packed needs it; called inside ``pack``, as :func:`reader`.
+    """Return how exactly the :func:`reader` of the tensor being packed needs it; unknown and untried ones: exactly.
 
-    Unknown and untried readers get the exact tensor. A norm saves large inputs and small statistics alike, and needs
-    them differently exactly.
+    A norm saves large inputs and small statistics alike, and needs them differently exactly.
     """
     name, needs = reader(), listed(__file__)
     is_input = f"{name}.input" in needs and is_first(str(name), call.settings, tensor)
@@ -83,10 +80,9 @@ def demand(tensor: Tensor) -> Demand:
 
 
 def reader() -> str | None:
-    """Return the kind of the node that the tensor being packed is saved for, on this thread; called inside ``pack``.
+    """Return the kind of the node that the tensor being packed is saved for, on this thread, in 6 microseconds.
 
-    About 6 microseconds, and a millisecond more the first time that an operator is met. None if it cannot be told:
-    outside of operators, such as for a user's ``PyLayer``, for operators that are not Paddle's own, or on a system that
+    None if it cannot be told: outside of Paddle's own operators, such as for a user's ``PyLayer``, or on a system that
     cannot look up its stack.
     """
     process = _process()
@@ -117,7 +113,7 @@ def _process() -> Any:
 
 
 def _symbol(process: Any, address: int | None) -> bytes:
-    """Return the mangled name of the exported function that calls from an address; empty if there is none."""
+    """Return the mangled name of the exported function around an address; empty if there is none."""
     found = (ctypes.c_char_p * 4)()  # the file, where it begins, the name of the function, where that begins
     # The call itself is before the address it returns to, which may be another function's already.
     is_found = address and process.dladdr(address - 1, found)

@@ -1,18 +1,17 @@
 """Operations that are replaced by ones that mark their call, for the tensors that it saves.
 
-A node of Paddle keeps the attributes of its operation for the gradient, and shows them to nobody. So the functions that
-some operations are called by are replaced by ones that note the arguments. Who has taken one before, or calls it from
-C++, notes nothing: without its settings an operation has no recipe. An address says something only as long as its node
-lives. So nothing holds the settings but what the node has saved.
+A node of Paddle shows nobody the attributes of its operation. So the functions that some operations are called by are
+replaced by ones that note the arguments. Who has taken one before, or calls it from C++, notes nothing: without its
+settings an operation has no recipe. An address says something only as long as its node lives, so nothing holds the
+settings but what the node has saved.
 
-And Paddle makes the gradient of some operations in the memory of a tensor that they saved, after a look at whether
-anybody else holds that tensor. A hook's result has passed that look already: it would be written into, be it the user's
-own. While hooks are in force, the backward of those operations gets memory of its own.
+And Paddle makes the gradient of some operations in the memory of a tensor that they saved, unless somebody else holds
+that tensor when it is saved. A hook's result would be written into, be it the user's own. While hooks are in force, the
+backward of those operations gets memory of its own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
-from types import MappingProxyType
 from typing import Any
 
 from paddle import Tensor, _C_ops, _legacy_C_ops
@@ -21,10 +20,8 @@ from tensorstash.backends.paddle.hooks import STACK
 from tensorstash.backends.paddle.nodes import node_of
 from tensorstash.backends.paddle.packed import SETTINGS, WRITES, Settings, call
 
-_NOTED: Mapping[str, int] = MappingProxyType(
-    {"gelu": 1, "layer_norm": 3, "batch_norm": 5, "batch_norm_": 5, "dropout": 2}
-)
-"""How many tensors stand before the settings of an operation that notes them."""
+_NOTED = {"gelu": 1, "layer_norm": 3, "batch_norm": 5, "batch_norm_": 5, "dropout": 2}
+"""The number of tensors before the settings of each operation that notes them."""
 
 WRITERS = (
     "c_softmax_with_cross_entropy",

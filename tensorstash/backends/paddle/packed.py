@@ -23,7 +23,7 @@ Unpack = Callable[[Any], Tensor]
 _STORAGES = 2
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Settings:
     """Settings of one call, as the operation takes them; they live as long as anything that the new node has saved."""
 
@@ -46,14 +46,7 @@ call = _Call()
 
 
 class Scope:
-    """A pair of :class:`~tensorstash.backends.paddle.hooks.HookScope` in force; lives as long as anything it packed.
-
-    Args:
-        source: who entered it and will leave it.
-        pack: None where no pair is in force.
-        unpack: of the pair.
-        private: of the pair.
-    """
+    """A pair in force, which ``source`` has entered and will leave; lives as long as anything it packed."""
 
     def __init__(self, source: object, pack: Pack | None, unpack: Unpack | None, *, private: bool = False) -> None:
         self.source: object = source
@@ -69,9 +62,8 @@ class Scope:
         """Return the token of the tensor's storage: a known one, or a new one.
 
         An address says nothing once its memory may have been freed and given out again, and Paddle has nothing that
-        sees a storage die. So the two storages seen last are held, which proves that they are alive, and older ones
-        are forgotten: content that is saved again later is stored again. Operations that share an input (the
-        projections of an attention block), or save a buffer twice, do so in short succession.
+        sees a storage die. So the two storages seen last are held, which proves that they are alive: operations share
+        an input, or save a buffer twice, in short succession. Content that is saved again later is stored again.
         """
         for index, (held, token) in enumerate(self.storages):
             if held._is_shared_buffer_with(tensor):

@@ -9,7 +9,6 @@ to the node; where another reader gets one, all that was noted until then counts
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from types import MappingProxyType
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -83,19 +82,20 @@ def _layer_norm(eps: float, axis: int, x: Tensor, weight: Tensor, bias: Tensor) 
     return F.layer_norm(x, x.shape[axis:], weight, bias, eps)
 
 
-_RULES = (
-    Rule("mul", "MultiplyGradNode", 2, paddle.multiply),
-    Rule("add", "AddGradNode", 2, paddle.add),
-    Rule("relu", "ReluGradNode", 1, F.relu),
-    Rule("silu", "SiluGradNode", 1, F.silu),
-    Rule("glu", "SwigluGradNode", 2, _operators.swiglu),
-    Rule("gelu", "GeluGradNode", 1, _gelu, has_settings=True),
-    Rule("layer_norm", "LayerNormGradNode", 3, _layer_norm, has_settings=True),
-    Rule("batch_norm", "BatchNormGradNode", 3, _batch_norm, has_settings=True),
-    Rule("dropout", "DropoutGradNode", 1, _dropout, has_settings=True, mask=True),
-)
-
-RULES: Mapping[str, Rule] = MappingProxyType({rule.node: rule for rule in _RULES})
+RULES: Mapping[str, Rule] = {
+    rule.node: rule
+    for rule in (
+        Rule("mul", "MultiplyGradNode", 2, paddle.multiply),
+        Rule("add", "AddGradNode", 2, paddle.add),
+        Rule("relu", "ReluGradNode", 1, F.relu),
+        Rule("silu", "SiluGradNode", 1, F.silu),
+        Rule("glu", "SwigluGradNode", 2, _operators.swiglu),
+        Rule("gelu", "GeluGradNode", 1, _gelu, has_settings=True),
+        Rule("layer_norm", "LayerNormGradNode", 3, _layer_norm, has_settings=True),
+        Rule("batch_norm", "BatchNormGradNode", 3, _batch_norm, has_settings=True),
+        Rule("dropout", "DropoutGradNode", 1, _dropout, has_settings=True, mask=True),
+    )
+}
 """By the name of the node. Nodes do not tell the addend of a product with a number, whether an exponent is whole, the
 type of a cast and the shape of a view."""
 
@@ -216,12 +216,9 @@ def _is_first(node: Any, tensor: Tensor) -> bool:
 
 
 class _Search(Search):
-    """Follows the graph back from one tensor; notes are handles by node."""
-
     __slots__ = ()
 
     def output(self, node: Any, *, is_root: bool = False) -> tuple[Any, int]:
-        """Return how the first output of a node is made, and in how many operations; raise NoRecipe if it cannot be."""
         if node is None:
             raise NoRecipe("an operand that the graph does not know")
         address = node.node_ptr()

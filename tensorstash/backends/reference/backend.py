@@ -1,25 +1,18 @@
 """The adapter of the reference engine: the contract at its plainest."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from operator import attrgetter
 from typing import Any, ClassVar
 from weakref import ref
 
 from tensorstash.backends.forward import replace_method
-from tensorstash.backends.reference.kernels import DeviceKernels, DeviceLayouts, elements, laid_out
+from tensorstash.backends.reference.devices import DeviceKernels, DeviceLayouts, DeviceStreams, elements, laid_out
 from tensorstash.backends.reference.producers import Producers
-from tensorstash.backends.reference.streams import DeviceStreams
 from tensorstash.errors import BackendError
 from tensorstash.host.arrays import Array, borrowed
 from tensorstash.protocols import Undo
-from tensorstash.reference import (
-    HookError,
-    Parameter,
-    Tensor,
-    is_grad_enabled,
-    saved_tensors_hooks,
-    streams,
-)
+from tensorstash.reference import HookError, Parameter, Tensor, is_grad_enabled, saved_tensors_hooks, streams
 from tensorstash.reference.autograd.graph import hook_stack
 from tensorstash.reference.nn import Module
 from tensorstash.spec import ALIGNMENT, TensorSpec
@@ -36,21 +29,23 @@ class ReferenceBackend:
     kernels = DeviceKernels()
     layouts = DeviceLayouts()
     streams = DeviceStreams()
+    producers = Producers
+    nbytes = most_bytes = staticmethod(attrgetter("nbytes"))
+    version = staticmethod(attrgetter("_version"))
+    detached = staticmethod(Tensor.detach)
+    version_probe = staticmethod(Tensor.version_probe)
+    is_recording = staticmethod(is_grad_enabled)
 
     def owns(self, obj: object, /) -> bool:
         return isinstance(obj, Tensor | Module)
 
     @contextmanager
     def hooks(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /, *, trusted: bool = False) -> Any:
-        scope = saved_tensors_hooks(pack, unpack)
-        scope.__enter__()
         try:
-            yield
-        finally:
-            try:
-                scope.__exit__(None, None, None)
-            except HookError as error:
-                raise BackendError(str(error)) from error
+            with saved_tensors_hooks(pack, unpack):
+                yield
+        except HookError as error:
+            raise BackendError(str(error)) from error
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -63,10 +58,7 @@ class ReferenceBackend:
             is_left_over = bool(stack)
             stack[:] = outer
             if is_left_over:
-                raise BackendError(
-                    "saved-tensor hooks that were entered inside of suspended() are still in force at its end; they "
-                    "are taken off; leave `with` blocks innermost first"
-                )
+                raise BackendError("hooks that were entered inside of suspended() are in force at its end")
 
     def keep_reason(self, tensor: Tensor, /) -> str | None:
         if type(tensor) is not Tensor:
@@ -80,47 +72,22 @@ class ReferenceBackend:
             return "leaf that requires grad"
         return None
 
-    def nbytes(self, tensor: Tensor, /) -> int:
-        return tensor.nbytes
-
-    most_bytes = nbytes
-
     def spec(self, tensor: Tensor, /) -> TensorSpec:
-        return TensorSpec(
-            tensor.shape,
-            tensor.strides,
-            tensor.offset,
-            tensor.dtype.name,
-            tensor.device,
-            alignment=tensor.data_ptr() % ALIGNMENT,
-        )
+        layout = tensor.shape, tensor.strides, tensor.offset, tensor.dtype.name, tensor.device
+        return TensorSpec(*layout, alignment=tensor.data_ptr() % ALIGNMENT)
 
     def describe(self, tensor: Tensor, /) -> str:
         return f"{tensor.dtype.name}{tensor.shape} on {tensor.device}"
-
-    def version(self, tensor: Tensor, /) -> int:
-        return tensor._version
 
     def storage(self, tensor: Tensor, /) -> tuple[Hashable, int]:
         """Return a weak reference of the live storage, equal to itself alone, and the lowest element's byte offset."""
         return ref(tensor.storage), tensor.layout.begin
 
-    is_recording: Callable[[], bool] = staticmethod(is_grad_enabled)
-
     def producer(self, tensor: Tensor, /) -> str:
         return "" if tensor.grad_fn is None else type(tensor.grad_fn).__name__
 
-    def producers(self, is_ours: Callable[[object], bool], rules: Sequence[Any], /) -> Producers:
-        return Producers(is_ours, rules)
-
     def alias(self, tensor: Tensor, /) -> Tensor:
         return tensor if tensor.is_leaf else tensor.detach()
-
-    def detached(self, tensor: Tensor, /) -> Tensor:
-        return tensor.detach()
-
-    def version_probe(self, tensor: Tensor, /) -> Tensor:
-        return tensor.version_probe()
 
     def to_host(self, tensor: Tensor, spec: TensorSpec, /) -> Array:
         if tensor.device != "cpu":

@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorstash.abilities import recipes
 from tensorstash.abilities.recipes import Leaf, Recipe
-from tensorstash.backends.reference.kernels import laid_out
+from tensorstash.backends.reference.devices import laid_out
 from tensorstash.backends.search import NoRecipe, Number, Search, run_again
 from tensorstash.host.arrays import as_bytes
 from tensorstash.host.checksum import checksum
@@ -95,8 +95,6 @@ class Producers(recipes.Producers[Tensor]):
 
 
 class _Search(Search):
-    """Follows the graph back from one tensor; notes are handles by node."""
-
     __slots__ = ()
 
     def output(self, node: Any, *, is_root: bool = False) -> tuple[Any, int]:

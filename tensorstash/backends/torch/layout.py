@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from ctypes import addressof, c_uint8
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunction, _DisableTorchDispatch, _set_grad_enabled
 
 from tensorstash.host.arrays import Array, adopted, aligned_empty
-from tensorstash.host.blocks import Block
+from tensorstash.host.blocks import Switched
 from tensorstash.spec import ALIGNMENT, DTYPES, TensorSpec
 
 DTYPE_NAMES: Mapping[torch.dtype, str] = {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
@@ -62,22 +62,8 @@ def _live(tensor: Tensor, spec: TensorSpec) -> Array:
 
 _run = lru_cache(1024)(c_uint8.__mul__)
 
-
-class Unrecorded(Block):
-    """A block without gradient recording, which is as it was afterwards, whatever interrupts; unlike ``no_grad``."""
-
-    __slots__ = ("_recording",)
-
-    def __init__(self) -> None:
-        self._recording = torch.is_grad_enabled()
-
-    def enter(self) -> None:
-        _set_grad_enabled(False)
-
-    def leave(self, *raised: object) -> None:
-        _set_grad_enabled(self._recording)
-
-    undo = finish = leave
+Unrecorded = partial(Switched, torch.is_grad_enabled, _set_grad_enabled, False)
+"""Makes a block without gradient recording."""
 
 
 def rebuilt(data: Array, spec: TensorSpec) -> Tensor:

@@ -86,16 +86,22 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {(told or (lines or [''])[0])[:160]}"
 
 
-def writers(case: Case) -> dict[str, Any]:
-    """Which nodes write into what they unpack, each time into a private copy."""
+def looked_at(case: Case) -> dict[str, Any]:
+    """Return the nodes that write into what they unpack, each time into a private copy, those that have saved what an
+    operation has made, and those of them that have no edge to it."""
     backend = PaddleBackend()
+    made: list[tuple[str, int]] = []
+    near: dict[str, set[int]] = {}
     given: list[tuple[str, Any, bytes]] = []
 
     def pack(tensor: Any) -> Any:
+        name = reader() or "unknown"
+        if not tensor.is_leaf and tensor.dtype == paddle.float32 and tensor._is_initialized():
+            made.append((name, node_of(tensor).node_ptr()))
         if backend.keep_reason(tensor) in ("no real memory", "no elements", "dtype"):
             return tensor.detach()
         spec = backend.spec(tensor)
-        return reader() or "unknown", backend.to_host(tensor, spec).copy(), spec
+        return name, backend.to_host(tensor, spec).copy(), spec
 
     def unpack(packed: Any) -> Any:
         if not isinstance(packed, tuple):
@@ -107,25 +113,6 @@ def writers(case: Case) -> dict[str, Any]:
         given.append((name, private, data.tobytes()))
         return backend.from_host(private, spec)
 
-    try:
-        run(case, backend.hooks(pack, unpack, trusted=True))
-    except Exception as error:
-        return {"excluded": said(error)}
-    finally:
-        _restore()
-    return {"wrote": sorted({name for name, private, before in given if private.tobytes() != before})}
-
-
-def edges(case: Case) -> dict[str, list[str]]:
-    """Which nodes have saved what an operation has made, and which of them have no edge to it."""
-    packed: list[tuple[str, int]] = []
-    near: dict[str, set[int]] = {}
-
-    def pack(tensor: Any) -> Any:
-        if not tensor.is_leaf and tensor.dtype == paddle.float32 and tensor._is_initialized():
-            packed.append((reader() or "unknown", node_of(tensor).node_ptr()))
-        return tensor.detach()
-
     def walk(returned: list[Any]) -> None:
         stack = [node_of(tensor) for tensor in returned if not tensor.stop_gradient]
         while stack:
@@ -135,10 +122,13 @@ def edges(case: Case) -> dict[str, list[str]]:
             stack += after
 
     try:
-        run(case, PaddleBackend().hooks(pack, lambda tensor: tensor), look=walk)
+        run(case, backend.hooks(pack, unpack, trusted=True), look=walk)
     except Exception as error:
-        return {"excluded": [said(error)]}
+        return {"excluded": said(error)}
     finally:
         _restore()
-    saved = {kind for kind, _ in packed if kind in near}
-    return {"saved": [*saved], "apart": [kind for kind, made in packed if kind in near and made not in near[kind]]}
+    return {
+        "wrote": sorted({name for name, private, before in given if private.tobytes() != before}),
+        "saved": sorted({name for name, _ in made if name in near}),
+        "apart": sorted({name for name, node in made if name in near and node not in near[name]}),
+    }

@@ -1,25 +1,24 @@
-"""Codecs on the simulated accelerators: the NumPy meaning, run on device memory."""
+"""The simulated accelerators, as the engine asks for them: codecs, which are NumPy on their memory, and streams."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, partial
 
 import numpy as np
 
-from tensorstash.host.arrays import Array, borrowed
+from tensorstash.host.arrays import Array, borrowed, lender
+from tensorstash.host.pages import mapped_pages
+from tensorstash.host.pinned import PinnedMemory, lockable_bytes
 from tensorstash.protocols import Codec
 from tensorstash.reference import DTYPES, Layout, Storage, Tensor, as_dtype, memory, streams
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
 CODECS = frozenset({"affine", "astype", "pack_bits"})
-"""Names of the codecs that accelerators run; byte codecs, such as compression, are left to the host."""
+"""Those that accelerators run; byte codecs, such as compression, are left to the host."""
 
 
 class NumpyKernel:
-    """A codec that runs on the memory of a simulated accelerator.
-
-    Args:
-        codec: to run.
-        spec: of the dense elements.
-    """
+    """A codec that runs on the memory of a simulated accelerator, on dense elements of a spec."""
 
     def __init__(self, codec: Codec, spec: TensorSpec) -> None:
         self._codec = codec
@@ -46,7 +45,7 @@ class NumpyKernel:
 
 
 class DeviceKernels:
-    """The codecs that run on simulated accelerators; see :class:`tensorstash.abilities.Kernels`."""
+    """See :class:`tensorstash.abilities.Kernels`."""
 
     def kernel(self, codec: Codec, spec: TensorSpec, /) -> NumpyKernel | None:
         if spec.device == "cpu" or codec.name not in CODECS or codec.encoded_spec(spec).dtype not in DTYPES:
@@ -73,6 +72,46 @@ class DeviceLayouts:
         if adopt and spec.order.is_dense and dense.data_ptr() % ALIGNMENT == spec.order.alignment(spec):
             return _within(dense.storage, dense.offset, spec)
         return laid_out(dense.carriers(), spec)
+
+
+class DeviceStreams:
+    """The streams of the simulated accelerators; see :class:`tensorstash.abilities.Streams`."""
+
+    @cached_property
+    def pinned(self) -> PinnedMemory:
+        return PinnedMemory(self.locked_pages, lockable_bytes())
+
+    def current_stream(self, device: str, /) -> streams.Stream | None:
+        return None if device == "cpu" else streams.current_stream(device)
+
+    def why_copies_wait(self, device: str, /) -> str | None:
+        return None
+
+    def recorded(self, stream: streams.Stream, /) -> streams.Event:
+        return stream.record()
+
+    def side_stream(self, device: str, direction: str, /) -> streams.Stream:
+        return streams.Stream(device)
+
+    def on_device(self, device: str, /) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def empty(self, spec: TensorSpec, /) -> Tensor:
+        return empty(spec.shape, spec)
+
+    def copy_out(self, sources: Sequence[Tensor], targets: Sequence[Array], stream: streams.Stream, /) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            stream.submit(partial(np.copyto, _bare(target), _bytes(source)))
+
+    def copy_in(self, sources: Sequence[Array], targets: Sequence[Tensor], stream: streams.Stream, /) -> None:
+        for source, target in zip(sources, targets, strict=True):
+            stream.submit(partial(np.copyto, _bytes(target), _bare(source)))
+
+    def use_in(self, tensors: Sequence[Tensor], stream: streams.Stream, /) -> None:
+        for tensor in tensors:
+            streams.driver().use_in(tensor.storage, stream)
+
+    locked_pages = staticmethod(mapped_pages)
 
 
 def elements(tensor: Tensor, spec: TensorSpec) -> Array:
@@ -111,3 +150,18 @@ def _in_order(start: int, spec: TensorSpec) -> Layout:
 def _within(storage: Storage, start: int, spec: TensorSpec) -> Tensor:
     first = start + spec.order.lead * spec.itemsize
     return Tensor(storage, Layout(spec.shape, spec.strides, first, spec.itemsize), as_dtype(spec.dtype))
+
+
+def _bytes(tensor: Tensor) -> Array:
+    # The bytes alone: a copy under way keeps neither the tensor nor its storage from being freed.
+    return tensor.storage.buffer[tensor.offset : tensor.offset + tensor.nbytes]
+
+
+def _bare(array: Array) -> Array:
+    """Return the same memory without its way back to the pool: a device keeps nothing alive."""
+    base: object = lender(array).base
+    if not isinstance(base, memoryview):
+        return array
+    whole: Array = np.frombuffer(base, np.uint8)
+    start = array.ctypes.data - whole.ctypes.data
+    return whole[start : start + array.nbytes]
