@@ -5,7 +5,7 @@ import pickle
 import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -67,15 +67,16 @@ class Repeats(ABC):
 
     @abstractmethod
     def numbers(self, tensors: list[Any]) -> Callable[[], None]:
-        """Return a function that sets the framework's random numbers back, on the devices of tensors, too."""
+        """Return a function that sets back all random numbers that its function sets back on devices of tensors."""
 
 
 class _Place(NamedTuple):
     number: int
 
 
-def emptied(value: Any, framework: Repeats, tensors: list[Any], opaque: list[object]) -> Any:
-    """Return arguments or outputs with places for their tensors; note these, and objects that others may change."""
+def emptied(value: Any, framework: Repeats, given: Sequence[Any] = ()) -> tuple[Any, list[Any], list[object]]:
+    """Return arguments or outputs with places for their tensors, these after the given ones, and changeable objects."""
+    tensors, opaque = [*given], []
 
     def note(part: Any) -> Any:
         if isinstance(part, framework.tensor):
@@ -88,7 +89,7 @@ def emptied(value: Any, framework: Repeats, tensors: list[Any], opaque: list[obj
             opaque.append(part)
         return part
 
-    return _mapped(value, note)
+    return _mapped(value, note), tensors, opaque
 
 
 def filled(value: Any, tensors: Any) -> Any:
@@ -125,25 +126,22 @@ class Again:
         modes = zip(self.parts, self._modes, strict=True)
         changed = [(vars(part), "training", mode) for part, mode in modes if part.training is not mode]
         if self.region.writes:
-            buffers = self.buffers()
+            buffers = self.held(buffers=True)
             copies = {id(buffer): buffer.detach().clone() for _, _, buffer in buffers}  # their versions stay, too
             changed += [(space, key, copies[id(buffer)]) for space, key, buffer in buffers]
         with _exchanged(changed):
             return self.call(*args, **kwargs)
 
-    def buffers(self) -> list[tuple[dict[str, Any], str, Any]]:
-        """Return the tensors of the module that its calls may write, each with its dictionary and its name there."""
-        held = [(space, key, space[key]) for part in self.parts for space in _held(part) for key in space]
-        return [each for each in held if self.framework.is_buffer(each[2])]
+    def held(self, *, buffers: bool) -> list[tuple[dict[str, Any], str, Any]]:
+        """Return the buffers, or else the weights, of the module, each with its dictionary and its name there."""
+        spaces = [space for part in self.parts for space in (part._buffers, part._parameters)]
+        held = [(space, key, value) for space in spaces for key, value in space.items() if value is not None]
+        return [each for each in held if self.framework.is_buffer(each[2]) is buffers]
 
     def without_others(self) -> AbstractContextManager[None]:
         """Have the module run no hooks of others."""
         held = [(vars(part), kind) for part in self.parts for kind in _HOOKS & vars(part).keys()]
         return _exchanged([(space, kind, _bringing(space[kind])) for space, kind in held])
-
-
-def _held(module: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    return module._buffers, module._parameters
 
 
 def _bringing(hooks: dict[int, Any]) -> dict[int, Any]:
@@ -182,9 +180,7 @@ def call_again(
     if region.fate != CHECKPOINTED or region.refusal or not module.training:
         return _NOT_CALLED
     framework: Repeats = region.backend.repeats
-    tensors: list[Any] = []
-    opaque: list[object] = []
-    arguments = emptied((args, kwargs), framework, tensors, opaque)
+    arguments, tensors, opaque = emptied((args, kwargs), framework)
     if framework.is_checkpointed() or vars(module).get("gradient_checkpointing"):
         region.judged(ALREADY)
     elif opaque:
@@ -209,35 +205,29 @@ def _first_call(again: Again, tensors: list[Any], args: tuple[Any, ...], kwargs:
 
     Returns the outputs of that call, but None where the module can be called again.
     """
-    region, parts = again.region, again.parts
-    kinds = (*map(type, parts),)
-    refusal = region.refused.get(kinds, "")
-    weights = [value for part in parts for space in _held(part) for value in space.values() if value is not None]
-    weights = [value for value in weights if not again.framework.is_buffer(value)]
-    alive: list[object] = []
-    try:
-        before = {} if refusal else _state(again, (args, kwargs), weights, alive)
-    except Exception as error:  # whatever the state of others raises
-        refusal = f"holds state that cannot be compared ({error})"
-    if refusal:
-        region.judged(refusal)
+    region, kinds = again.region, tuple(map(type, again.parts))
+    if kinds in region.refused:
+        region.judged(region.refused[kinds])
         return _NOT_CALLED
-    begin = _numbers(again.framework, tensors)
-    first = _run(again, tensors, partial(again.call, *args, **kwargs), keeps=True)
-    if kinds != (*map(type, parts),):  # it has made its weights
-        return first.outputs
-    end = _numbers(again.framework, tensors)
+    weights = [weight for _, _, weight in again.held(buffers=False)]
+    alive: list[object] = []
+    before = _state(again, (args, kwargs), weights, alive)
+    begin = again.framework.numbers(tensors)
+    outputs, saved, nbytes, refusal = _run(again, tensors, partial(again.call, *args, **kwargs), keeps=True)
+    if kinds != tuple(map(type, again.parts)):  # it has made its weights
+        return outputs
+    end = again.framework.numbers(tensors)
     again.is_called = True
     after = _state(again, (args, kwargs), weights, alive)
-    changes = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    refusal = next((name for name in changes if name != _BUFFERS), first.refusal)
-    region.judged(refusal, _BUFFERS in changes, first.nbytes)
+    changes = [name for name in {**after, **before} if before.get(name) != after.get(name)]
+    refusal = next((name for name in changes if name != _BUFFERS), refusal)
+    region.judged(refusal, _BUFFERS in changes, nbytes)
     if not refusal:
         begin()
         try:
             with again.without_others():
-                second = _run(again, tensors, partial(again, *tensors), keeps=False)
-            if first.keys == second.keys:
+                _, saved_again, _, _ = _run(again, tensors, partial(again, *tensors), keeps=False)
+            if saved == saved_again:
                 begin()
                 return None
             refusal = "saves other values when it is called again, without hooks of others"
@@ -246,19 +236,7 @@ def _first_call(again: Again, tensors: list[Any], args: tuple[Any, ...], kwargs:
         end()
         region.judged(refusal)
     region.refused[kinds] = refusal
-    return first.outputs
-
-
-def _numbers(framework: Repeats, tensors: list[Any]) -> Callable[[], None]:
-    """Return a function that sets all random numbers back to those that come now."""
-    framework_back, pythons, numpys = framework.numbers(tensors), random.getstate(), np.random.get_state()
-
-    def back() -> None:
-        framework_back()
-        random.setstate(pythons)
-        np.random.set_state(numpys)
-
-    return back
+    return outputs
 
 
 def _state(again: Again, arguments: Any, weights: list[Any], alive: list[object]) -> dict[str, Any]:
@@ -267,25 +245,27 @@ def _state(again: Again, arguments: Any, weights: list[Any], alive: list[object]
     It notes objects in ``alive``, as identities are used again.
     """
     backend, framework = again.region.backend, again.framework
-    tensors: list[Any] = []
-    opaque: list[object] = []
-    shape = emptied(arguments, framework, tensors, opaque)
+    shape, tensors, opaque = emptied(arguments, framework)
     alive += tensors + opaque
-    given = [*map(id, tensors + opaque), *map(backend.version, tensors), *map(framework.digest, tensors)]
-    found: dict[str, Any] = {"writes its arguments in place": (shape, given)}
-    found["writes its weights in place"] = [*map(backend.version, weights)]
-    found[_BUFFERS] = [framework.digest(buffer) for _, _, buffer in again.buffers()]
+    found: dict[str, Any] = {"writes its weights in place": [*map(backend.version, weights)]}
     if not framework.reenters:
         found["draws numbers from Python's random, which is not set back"] = random.getstate()
         found["draws numbers from NumPy's random, which is not set back"] = repr(np.random.get_state())
-    for name, part in backend.named_modules(again.module):
-        held = {key: value for space in _held(part) for key, value in space.items() if _is_own(value, backend)}
-        alive += held.values()
-        keys: dict[str, Hashable] = {key: id(value) for key, value in held.items()}
-        for key, value in vars(part).items():
-            if key not in framework.notes and (isinstance(value, _CHANGING) or _is_own(value, backend)):
-                keys[key] = _contents(value, backend, alive)
-        found |= {f"keeps a value of its own in {f'{name}.{key}'.lstrip('.')}": keys[key] for key in keys}
+    try:
+        given = [*map(id, tensors + opaque), *map(backend.version, tensors), *map(framework.digest, tensors)]
+        found["writes its arguments in place"] = shape, given
+        found[_BUFFERS] = [framework.digest(buffer) for _, _, buffer in again.held(buffers=True)]
+        for name, part in backend.named_modules(again.module):
+            tensors_of = {**part._buffers, **part._parameters}
+            held = {key: value for key, value in tensors_of.items() if _is_own(value, backend)}
+            alive += held.values()
+            keys: dict[str, Hashable] = {key: id(value) for key, value in held.items()}
+            for key, value in vars(part).items():
+                if key not in framework.notes and (isinstance(value, _CHANGING) or _is_own(value, backend)):
+                    keys[key] = _contents(value, backend, alive)
+            found |= {f"keeps a value of its own in {f'{name}.{key}'.lstrip('.')}": keys[key] for key in keys}
+    except Exception as error:  # whatever the state of others raises
+        return {f"holds state that cannot be compared ({error})": object()}  # which equals nothing
     return found
 
 
@@ -314,17 +294,14 @@ def _is_own(part: Any, backend: Any) -> bool:
     return is_activation or isinstance(part, framework.generator) or framework.is_buffer(part)
 
 
-class _Run(NamedTuple):
-    outputs: Any
-    keys: list[Hashable]
-    """Of the saved and returned tensors, and of the weights."""
-    nbytes: int
-    """Saved beside weights, buffers and arguments, where equal bits count once."""
-    refusal: str
+def _run(
+    again: Again, tensors: list[Any], call: Callable[[], Any], *, keeps: bool
+) -> tuple[Any, list[Hashable], int, str]:
+    """Call a module; its graph is of use only where it keeps what it saves.
 
-
-def _run(again: Again, tensors: list[Any], call: Callable[[], Any], *, keeps: bool) -> _Run:
-    """Call a module; its graph is of use only where it keeps what it saves."""
+    Returns the outputs; keys of the saved and returned tensors, and of the weights; the bytes saved beside weights,
+    buffers and arguments, where equal bits count once; the reason to refuse the module, if there is one.
+    """
     backend, framework = again.region.backend, again.framework
     keys: list[Hashable] = []
     sizes: dict[Hashable, int] = {}
@@ -333,9 +310,14 @@ def _run(again: Again, tensors: list[Any], call: Callable[[], Any], *, keeps: bo
     def key_of(tensor: Any) -> Hashable:
         # A text for weights and buffers, whose bits may be others later; a tuple for every other tensor.
         kind, reason = str(backend.describe(tensor)), backend.keep_reason(tensor)
-        own = {buffer.data_ptr() for _, _, buffer in again.buffers()} if reason is None else ()
-        is_own = reason in _WEIGHTS or (reason is None and tensor.data_ptr() in own)
-        return kind if is_own else (kind, framework.digest(tensor))
+        own = {buffer.data_ptr() for _, _, buffer in again.held(buffers=True)} if reason is None else ()
+        if reason in _WEIGHTS or (reason is None and tensor.data_ptr() in own):
+            return kind
+        try:
+            return kind, framework.digest(tensor)
+        except Exception as error:  # the tensor is of a rare kind
+            refusals.append(f"saves or returns a tensor that cannot be compared ({error})")
+            return kind
 
     def pack(tensor: Any) -> Any:
         if is_called_by(framework.source):
@@ -355,11 +337,9 @@ def _run(again: Again, tensors: list[Any], call: Callable[[], Any], *, keeps: bo
     given = {key_of(tensor) for tensor in tensors}
     with backend.hooks(pack, unpack, trusted=True):
         outputs = call()
-    returned: list[Any] = []
-    opaque: list[object] = []
-    emptied(outputs, framework, returned, opaque)
+    _, returned, opaque = emptied(outputs, framework)
     keys += map(key_of, returned)
-    keys += (id(weight) for part in again.parts for weight in part._parameters.values())  # sharding swaps them once
+    keys += (id(weight) for _, _, weight in again.held(buffers=False))  # sharding may swap them in the first call
     if opaque and framework.reenters:
         refusals.append(f"returns a {type(opaque[0]).__qualname__}")
-    return _Run(outputs, keys, sum(sizes[key] for key in sizes.keys() - given), next(iter(refusals), ""))
+    return outputs, keys, sum(sizes[key] for key in sizes.keys() - given), next(iter(refusals), "")

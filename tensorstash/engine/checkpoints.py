@@ -38,10 +38,6 @@ def judge_regions(adviser: Adviser, regions: Iterable[Region]) -> None:
             )
 
 
-_STEPS = 3
-"""After so many the plan stands, unless a step saves more than any before."""
-
-
 def oldest_to_repeat(
     block_bytes: Sequence[int],
     excess_bytes: int,
@@ -80,16 +76,11 @@ def oldest_to_repeat(
 
 
 class Border:
-    """Says which blocks are computed again under a budget: the oldest, as many as makes the step shortest.
+    """Says which blocks, given in the order of their calls, are computed again under a budget.
 
     The first two steps compute all of them again; the second is timed, since the first has the proofs. The third keeps
-    as many as fit and stores four more, which tells the bytes that recipes save and the rate of the stores.
-
-    Args:
-        regions: the blocks, in the order of their calls.
-        streams: of the devices; None where there are none.
-        may_send: whether the rest of the policy has a store.
-        clock: in seconds.
+    as many as fit and stores four more, where the policy ``may_send``: that tells the bytes that recipes save and the
+    rate of the stores. From then on the oldest are computed again, as many as makes the step shortest.
     """
 
     def __init__(
@@ -123,18 +114,12 @@ class Border:
             self._seconds += self._began - began if is_end else 0.0
 
     def step_ended(self, ladder: Ladder, ledger: Ledger, in_flight_bytes: int) -> None:
-        """Plan the next step by the bytes that this one has saved.
-
-        Args:
-            ladder: of the budget; knows these bytes.
-            ledger: of the session, for the bytes that left.
-            in_flight_bytes: that may leave while the program goes on.
-        """
+        """Plan the next step by the bytes that this one has saved, and by those that may leave behind the program."""
         blocks = [region for region in self._regions.values() if region.is_repeated]
         there = sum(region.saved_bytes for region in blocks if region.fate != CHECKPOINTED)
         more_bytes = ladder.saved_bytes - self._least_bytes
         has_grown = more_bytes > self._scale * there
-        if not blocks or (not has_grown and self._steps >= _STEPS):
+        if not blocks or (not has_grown and self._steps >= 3):  # the plan stands until a step saves more
             return
         self._steps += 1
         stats = ledger.snapshot()

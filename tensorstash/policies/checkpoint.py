@@ -52,11 +52,7 @@ class Checkpoint(Policy):
     def chosen(self, modules: Mapping[str, object]) -> dict[str, str]:
         """Return the modules that are computed again, each with the name under which the policy knows it.
 
-        Args:
-            modules: of a model by their dotted names, each before those inside of it.
-
-        Raises:
-            ConfigError: there are none; the message says how to name them.
+        Of a model's modules by dotted names, each comes before those inside of it. None to choose is a ConfigError.
         """
         if self.blocks is not None:
             named = named_for(texts_of(self.blocks, path="checkpoint.blocks"), modules, path="checkpoint.blocks")
@@ -80,11 +76,7 @@ def checkpoint_of(policy: HookPolicy) -> Checkpoint | None:
 
 
 def repeated(modules: Mapping[str, object]) -> list[str]:
-    """Return the modules that lists of a model have two or more of, and that have modules inside.
-
-    Args:
-        modules: of the model by their dotted names.
-    """
+    """Return the modules that lists of a model have two or more of, and that have modules inside."""
     parents = {name: name.rpartition(".")[0] for name in modules if name}
     lists = {name for name, module in modules.items() if _LISTS & {each.__name__ for each in type(module).__mro__}}
     kinds = {name: (parents[name], type(modules[name])) for name in parents.values() if name and parents[name] in lists}

@@ -1,8 +1,10 @@
 """Layers of Paddle that are computed again in backward."""
 
+import random
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle import Tensor
 from paddle.base.core import Generator
@@ -49,9 +51,10 @@ class PaddleRepeats(Repeats):
                     "checkpoint: paddle.grad goes through a block that is computed again, which would add to the "
                     "gradients of its weights; call backward() on the loss, or leave Checkpoint out of the policy"
                 )
-            found = list(given[len(start) :])
-            made[:] = [emptied(again(*found), self, found, [])]
-            return tuple(found[len(tensors) :])
+            found = given[len(start) :]
+            shape, every, _ = emptied(again(*found), self, found)
+            made[:] = [shape]
+            return tuple(every[len(found) :])
 
         outputs = _recompute(run, *start, *tensors)
         return filled(made[0], [*tensors, *outputs])
@@ -66,8 +69,11 @@ class PaddleRepeats(Repeats):
 
     def numbers(self, tensors: list[Any]) -> Callable[[], None]:
         state, tracked = paddle.get_rng_state(), _tracker().get_states_tracker()
+        pythons, numpys = random.getstate(), np.random.get_state()
 
         def back() -> None:
+            random.setstate(pythons)
+            np.random.set_state(numpys)
             paddle.set_rng_state(state)
             _tracker().set_states_tracker(tracked)
 
