@@ -51,14 +51,6 @@ def backward_twice() -> None:
     y.backward()
 
 
-def modified_after_two_changes() -> None:
-    a = leaf() * 1
-    a.add_(1.0).add_(1.0)
-    y = a * a
-    a.add_(1.0)
-    y.sum().backward()
-
-
 def view_of_another_history() -> None:
     x = leaf() * 1
     view = x[0]
@@ -83,8 +75,11 @@ REFUSALS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (packed_and_written_to, HookError, "modified the saved tensor in place"),
     (lambda: unpacked_as(lambda x: x.numpy()), HookError, "must return a tensor, got ndarray"),
     (lambda: unpacked_as(lambda x: x.reshape(1, 2)), HookError, r"\(1, 2\) on cpu, expected a float32 .* shape \(2,\)"),
-    (modified_after_two_changes, InplaceError, rf"{MODIFIED}, .*output 0 of add, is at version 3; expected version 2"),
-    (lambda: modified(leaf(), lambda y: y.mul_(0.0)), InplaceError, MODIFIED),
+    (
+        lambda: modified(leaf(), lambda y: y.mul_(0.0)),
+        InplaceError,
+        rf"{MODIFIED}, .* of exp, is at version 1; expected version 0",
+    ),
     (lambda: modified(leaf(), lambda y: y.detach()[0:1].mul_(0.0)), InplaceError, MODIFIED),
     (view_of_another_history, InplaceError, "view it again"),
     (lambda: leaf().add_(1.0), InplaceError, f"a leaf tensor that requires grad {RECORDED}"),

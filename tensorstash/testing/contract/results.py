@@ -78,12 +78,12 @@ class SameTraining(Harness):
 
     def test_line01_the_random_state_of_the_user_is_untouched(self, lab: Lab, tmp_path: Path) -> None:
         lab.seed(5)
-        attention(lab)
+        gated(lab)
         expected = lab.draw()
         policies = lossless_policies(tmp_path), lossy_policies(tmp_path), recomputing_policies(lab, tmp_path)
         for name, policy in (item for each in policies for item in each.items()):
             lab.seed(5)
-            attention(lab, scope=partial(self.stash, policy))
+            gated(lab, partial(self.stash, policy))
             assert lab.draw() == expected, f"{name} has drawn from the user's random state"
 
     def test_line01_a_lossy_codec_keeps_its_bound(self, lab: Lab, tmp_path: Path) -> None:
@@ -212,16 +212,19 @@ class AnyOrderAnyNumber(Harness):
     @pytest.mark.parametrize("way", ["inside of the scope", "on another thread", "twice"])
     def test_line03_backward_runs_anywhere_and_again(self, lab: Lab, way: str) -> None:
         expected = self._cubes(lab, None, way)
-        for policy in POLICIES:
+        for policy in self._policies(lab):
             assert_same_bits(self._cubes(lab, policy, way), expected, f"backward {way} under {policy!r}")
 
     def test_line03_double_backward(self, lab: Lab) -> None:
         expected = self._second_derivative(lab, None, inside=False)
-        for policy in POLICIES:
+        for policy in self._policies(lab):
             for inside in (False, True):
                 got = self._second_derivative(lab, policy, inside)
                 where = "inside" if inside else "after"
                 assert_same_bits(got, expected, f"second derivative, taken {where} the scope of {policy!r}")
+
+    def _policies(self, lab: Lab) -> Sequence[HookPolicy]:
+        return (*POLICIES, Recompute()) if recomputing_policies(lab) else POLICIES
 
     def _cubes(self, lab: Lab, policy: Any, way: str) -> Any:
         leaf, inner = square(lab)
