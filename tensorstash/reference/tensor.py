@@ -69,10 +69,6 @@ class Tensor:
         return self.layout.offset
 
     @property
-    def ndim(self) -> int:
-        return len(self.layout.shape)
-
-    @property
     def numel(self) -> int:
         return self.layout.numel
 

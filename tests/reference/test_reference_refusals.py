@@ -68,7 +68,7 @@ REFUSALS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: zeros((1,)).backward(), RuntimeError, "does not require grad"),
     (lambda: leaf().exp().backward(), RuntimeError, "outputs of one element"),
     (lambda: leaf().exp().backward(zeros((3,))), RuntimeError, "must match it"),
-    (lambda: grad(leaf(1.0) * 1, zeros((1,))), RuntimeError, "does not require grad"),
+    (lambda: grad(leaf(1.0) * 1, [zeros((1,))]), RuntimeError, "does not require grad"),
     (lambda: zeros((1,), "int64", requires_grad=True), RuntimeError, "only floating point tensors"),
     (lambda: (leaf() * 1).requires_grad_(False), RuntimeError, "requires_grad of a leaf"),
     (lambda: (leaf() * 1).as_strided((2, 2), (0, 0), 0).sum().backward(), NotImplementedError, r"use clone\(\)"),
