@@ -25,10 +25,12 @@ def tensor(data: Any, dtype: DTypeLike | None = None, device: str = "cpu", requi
     if dtype is None and not isinstance(data, np.ndarray | np.generic) and array.dtype.kind == "f":
         dtype = "float32"
     kind = as_dtype(array.dtype if dtype is None else dtype)
+    if not kind.is_computed:
+        raise TypeError(f"numbers cannot become {kind}; make its bits a tensor by from_buffer()")
     layout = Layout.contiguous(array.shape, kind.itemsize)
     result = Tensor(Storage.allocate(layout.numel * kind.itemsize, memory(device)), layout, kind)
     with np.errstate(all="ignore"):
-        result.storage.write(layout, kind, kind.encode(array).copy())
+        result.storage.write(layout, kind, array.astype(kind.carrier))
     return result.requires_grad_(requires_grad)
 
 

@@ -69,10 +69,6 @@ class Tensor:
         return self.layout.offset
 
     @property
-    def ndim(self) -> int:
-        return len(self.layout.shape)
-
-    @property
     def numel(self) -> int:
         return self.layout.numel
 
@@ -123,13 +119,13 @@ class Tensor:
 
     def item(self) -> Any:
         """Give the only element as a Python number, from any device."""
-        return self.dtype.decode(self._read()).item()
+        return self._read().item()
 
     def tolist(self) -> Any:
-        return self.dtype.decode(self._read()).tolist()
+        return self._read().tolist()
 
     def __repr__(self) -> str:
-        values = np.array2string(self.dtype.decode(self._read()), separator=", ", prefix="tensor(", threshold=50)
+        values = np.array2string(self._read(), separator=", ", prefix="tensor(", threshold=50)
         return f"tensor({values}, {self.dtype}, {self.device}{', requires_grad' if self.requires_grad else ''})"
 
     # Place in the graph

@@ -35,37 +35,27 @@ def contents(spec: TensorSpec) -> Mapping[str, Array]:
     ['any bits', 'equal', 'rare', 'sparse', 'zeros']
     """
     shape = (777,) if spec.shape == (-1,) else spec.shape
-    numel = int(np.prod(shape, dtype=int))
-    bits = pattern(spec.dtype, max(numel, 1))
-    zero = np.zeros(1, spec.carrier)
-    rng = np.random.default_rng(numel)
-    found = {
-        "zeros": np.resize(zero, shape),
-        "equal": np.resize(bits[:1], shape),
-        "any bits": np.resize(bits, shape),
-        "sparse": np.resize(np.where(np.arange(bits.size) % 5 == 0, bits, zero), shape),
-    }
+    numel = max(int(np.prod(shape, dtype=int)), 1)
+    bits, zero = pattern(spec.dtype, numel), np.zeros(1, spec.carrier)
+    rng = np.random.default_rng(int(np.prod(shape, dtype=int)))
+    sparse = np.where(np.arange(numel) % 5 == 0, bits, zero)
+    found = {"zeros": zero, "equal": bits[:1], "any bits": bits, "sparse": sparse}
     if spec.dtype in REAL_FLOATS:
-        normal = rng.standard_normal(max(numel, 1))
-        found["normal"] = np.resize(float_bits(normal, spec.dtype), shape)
-        found["tiny"] = np.resize(float_bits(normal * 1e-7, spec.dtype), shape)
-        found["far from zero"] = np.resize(float_bits(normal - 900, spec.dtype), shape)
-        found["rectified"] = np.resize(float_bits(np.maximum(normal, 0), spec.dtype), shape)
-        found["dropout"] = np.resize(float_bits(np.where(normal > 1, 1.25, 0), spec.dtype), shape)
-        specials = special_values(spec.dtype)
-        found["specials"] = np.resize(specials, shape)
-        some = float_bits(normal, spec.dtype)
-        mixed = np.where(rng.random(some.size) < 0.01, rng.choice(specials, some.size), some)
-        found["normal and specials"] = np.resize(mixed, shape)
+        normal, specials = rng.standard_normal(numel), special_values(spec.dtype)
+        values = {"normal": normal, "tiny": normal * 1e-7, "far from zero": normal - 900}
+        values |= {"rectified": np.maximum(normal, 0), "dropout": np.where(normal > 1, 1.25, 0)}
+        found |= {name: float_bits(each, spec.dtype) for name, each in values.items()}
+        mixed = np.where(rng.random(numel) < 0.01, rng.choice(specials, numel), found["normal"])
+        found |= {"specials": specials, "normal and specials": mixed}
     elif spec.kind in ("int", "uint"):
-        found["ramp"] = np.resize(np.arange(max(numel, 1)).astype(spec.carrier), shape)
-        found["indices"] = np.resize(rng.integers(0, 100, max(numel, 1)).astype(spec.carrier), shape)
+        found["ramp"] = np.arange(numel).astype(spec.carrier)
+        found["indices"] = rng.integers(0, 100, numel).astype(spec.carrier)
     elif spec.kind == "bool":
-        found["rare"] = np.resize(rng.random(max(numel, 1)) < 0.02, shape)
+        found["rare"] = rng.random(numel) < 0.02
     if spec.kind != "bool":
-        half = np.where(rng.random(max(bits.nbytes, 1)) < 0.5, 0, np.resize(as_bytes(bits), max(bits.nbytes, 1)))
-        found["half of the bytes zero"] = np.resize(half.astype(np.uint8).view(spec.carrier), shape)
-    return {name: np.ascontiguousarray(array).reshape(shape) for name, array in found.items()}
+        half = np.where(rng.random(bits.nbytes) < 0.5, 0, as_bytes(bits))
+        found["half of the bytes zero"] = half.astype(np.uint8).view(spec.carrier)
+    return {name: np.resize(array, shape) for name, array in found.items()}
 
 
 def float_bits(values: Array, dtype: str) -> Array:

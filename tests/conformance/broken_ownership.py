@@ -35,7 +35,7 @@ caught_by(
     "test_line05_two_live_graphs_own_their_slots",
     "test_line05_slots_outlive_the_session_and_the_store_closes_with_the_last",
 )(hoards)
-caught_by("test_line08_a_store_that_fails_ends_in_a_named_error", fault="put_error", at=3)(hoards)
+caught_by("test_line08_a_store_that_fails_ends_in_a_named_error", fault="put_error")(hoards)
 for place in ("forward", "backward"):
     caught_by("test_line05_an_exception_frees_every_slot", place=place)(hoards)
 for ending in ("backward", "dropped", "retained"):

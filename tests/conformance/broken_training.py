@@ -233,5 +233,5 @@ caught(
     "test_line04_a_kept_tensor_modified_in_place_is_refused_and_the_next_step_works",
     "test_line08_a_failed_backward_of_a_retained_graph_can_be_tried_again",
 )(poisoned)
-caught("test_line08_a_store_that_fails_ends_in_a_named_error", fault="get_error", at=1)(poisoned)
+caught("test_line08_a_store_that_fails_ends_in_a_named_error", fault="get_error")(poisoned)
 caught("test_line08_a_codec_that_fails_ends_in_a_named_error", fault="decode_error")(poisoned)

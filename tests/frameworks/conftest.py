@@ -19,15 +19,7 @@ __all__ = ["paddle_is_left_as_it_was"]  # a fixture of this folder
 
 @dataclass(frozen=True)
 class Framework:
-    """One framework, spelled alike.
-
-    Args:
-        lab: tensors, operations and gradients.
-        nn: modules.
-        module: the class that modules derive from.
-        no_grad: a block without recording.
-        foreign: a pair of hooks of the framework's own.
-    """
+    """One framework, spelled alike; ``foreign`` is a pair of hooks of its own."""
 
     lab: Lab
     nn: Any

@@ -100,9 +100,3 @@ def test_no_cycle_keeps_model_or_session_alive(framework):
         assert [each() for each in gone] == [None, None]
     finally:
         gc.enable()
-
-
-def test_a_value_that_is_no_module_is_refused(framework):
-    expected = rf"expected a {framework.lab.name}\.nn\.{framework.module.__name__}"
-    with pytest.raises(TypeError, match=expected):
-        framework.backend.named_modules(abs)

@@ -68,13 +68,3 @@ def test_moving_operations_keep_every_bit(name: str) -> None:
         x[tensor(list(range(8)))],
     ):
         assert moved.host_bits().tobytes() == x.host_bits().tobytes()
-
-
-def test_bfloat16_agrees_with_truncated_float32_everywhere() -> None:
-    every = np.arange(1 << 16, dtype=np.uint16)
-    x = from_buffer(every.view(np.uint8), every.shape, (1,), 0, "bfloat16")
-    wide = x.astype("float32")
-    np.testing.assert_array_equal(wide.host_bits().view(np.uint32), every.astype(np.uint32) << 16)
-    again = wide.astype("bfloat16").host_bits()
-    number = ~np.isnan(wide.numpy())
-    np.testing.assert_array_equal(again[number], every[number])

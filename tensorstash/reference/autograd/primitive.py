@@ -127,8 +127,8 @@ def conform(gradient: Tensor, meta: Meta) -> Tensor:
 class Primitive(Operation):
     """An operation that computes new elements by a kernel on arrays.
 
-    An attribute named ``dtype`` or ``device`` is that of the result. A kernel that ``moves`` stored elements bit for
-    bit sees carriers, not compute elements.
+    An attribute named ``dtype`` or ``device`` is that of the result. A kernel that only ``moves`` elements may have any
+    type of them.
     """
 
     def __init__(self, name: str, kernel: Callable[..., Any], *, moves: bool = False, **formulas: Formula) -> None:
@@ -158,12 +158,16 @@ class Primitive(Operation):
         self, stored: Sequence[Array | None], operands: Sequence[Any], common: DType, attributes: dict[str, Any]
     ) -> tuple[Array, DType]:
         """Run the kernel on stored elements; ``operands`` give their types, or are numbers where there are none."""
-        arrays = list(map(self._array, self._is_data, operands, stored, [common] * len(operands)))
+        pairs = zip(operands, stored, strict=True)
+        arrays = [np.asarray(x).astype(common.carrier) if array is None else array for x, array in pairs]
         with np.errstate(all="ignore"):
             result = np.asarray(self.function(*arrays, **attributes))
-            dtype = common if self._moves or result.dtype == common.compute else as_dtype(result.dtype)
-            dtype = as_dtype(attributes.get("dtype", dtype))
-            return (result if self._moves else dtype.encode(result)), dtype
+            if self._moves:
+                return result, common
+            dtype = as_dtype(attributes.get("dtype", result.dtype))
+            if not (common.is_computed and dtype.is_computed):
+                raise TypeError(f"{self.__name__} computes, which NumPy does not do in bfloat16")
+            return result.astype(dtype.carrier, copy=False), dtype
 
     def _common_dtype(self, operands: Sequence[Operand]) -> DType:
         data = [x for x, is_data in zip(operands, self._is_data, strict=True) if is_data]
@@ -172,14 +176,9 @@ class Primitive(Operation):
             raise TypeError(f"{self.__name__} got tensors of {' and '.join(dtypes)}; use astype() on all but one")
         (common,) = dtypes.values()
         for x in data:
-            if not isinstance(x, Tensor) and not np.can_cast(np.min_scalar_type(x), common.compute, "same_kind"):
+            if not isinstance(x, Tensor) and not np.can_cast(np.min_scalar_type(x), common.carrier, "same_kind"):
                 raise TypeError(f"{self.__name__} got {x!r} and a tensor of {common}; use astype() on the tensor")
         return common
-
-    def _array(self, is_data: bool, operand: Any, stored: Array | None, common: DType) -> Array:
-        if stored is None:
-            return np.asarray(operand).astype(common.compute)
-        return stored if self._moves or not is_data else common.decode(stored)
 
 
 class ViewPrimitive(Operation):

@@ -1,4 +1,4 @@
-"""Element types: the carrier in memory and the type that kernels compute with."""
+"""Element types: those of NumPy, and bfloat16, whose bits are carried and not computed with."""
 
 from __future__ import annotations
 
@@ -14,52 +14,32 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """One element type: the NumPy types of stored elements and of those that kernels see.
-
-    bfloat16 is stored as uint16. It and float16 compute through float32 and round once.
-    """
+    """One element type, and the NumPy type of its stored elements, which is uint16 for bfloat16."""
 
     name: str
     carrier: np.dtype[Any]
-    compute: np.dtype[Any]
 
     @property
     def itemsize(self) -> int:
         return self.carrier.itemsize
 
     @property
+    def is_computed(self) -> bool:
+        """Whether NumPy computes with it."""
+        return self.name == self.carrier.name
+
+    @property
     def is_differentiable(self) -> bool:
-        return self.compute.kind == "f"
-
-    def decode(self, stored: Array) -> Array:
-        """Give stored elements as compute elements; a view where the two types are one."""
-        if self.name == "bfloat16":
-            return (stored.astype(np.uint32) << 16).view(np.float32)
-        return stored.astype(self.compute, copy=False)
-
-    def encode(self, values: Array) -> Array:
-        """Give compute elements as stored elements, rounding to nearest even; a view where possible."""
-        if self.name == "bfloat16":
-            return _round_to_bfloat16(values.astype(np.float32, copy=False))
-        return values.astype(self.carrier, copy=False)
+        return self.carrier.kind == "f"
 
     def __repr__(self) -> str:
         return self.name
 
 
-def _round_to_bfloat16(values: Array) -> Array:
-    bits = np.asarray(values).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
-    quiet_nan = (bits >> 16) | np.uint32(0x40)
-    return np.where(np.isnan(values), quiet_nan, rounded).astype(np.uint16)
-
-
-_PLAIN = ("bool", *(f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)))
-_PLAIN += ("float32", "float64", "complex64", "complex128")
+_NAMES = ("bool", *(f"{kind}{bits}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)))
+_NAMES += ("float16", "float32", "float64", "complex64", "complex128")
 DTYPES = MappingProxyType(
-    {name: DType(name, np.dtype(name), np.dtype(name)) for name in _PLAIN}
-    | {"float16": DType("float16", np.dtype(np.float16), np.dtype(np.float32))}
-    | {"bfloat16": DType("bfloat16", np.dtype(np.uint16), np.dtype(np.float32))}
+    {name: DType(name, np.dtype(name)) for name in _NAMES} | {"bfloat16": DType("bfloat16", np.dtype(np.uint16))}
 )
 """Every element type by name."""
 

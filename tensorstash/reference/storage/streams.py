@@ -19,16 +19,15 @@ Work = Callable[[], None]
 
 
 class Event:
-    """A point in the work of a stream; one that the device has come to."""
+    """A point in the work of a stream; one that the device has come to, so that nobody waits."""
 
     __slots__ = ("__weakref__",)
 
     def query(self) -> bool:
-        """Whether the device has come to it."""
         return True
 
     def synchronize(self) -> None:
-        """Wait until the device has come to it."""
+        pass
 
 
 class Stream:
@@ -41,19 +40,15 @@ class Stream:
         self.name = name
 
     def submit(self, work: Work) -> None:
-        """Have the device do some work after all that has been submitted to this stream before."""
         driver().submit(self, work)
 
     def record(self) -> Event:
-        """Return the point after all that has been submitted so far."""
         return driver().record(self)
 
     def wait_event(self, event: Event, /) -> None:
-        """Let later work begin only after ``event``."""
         driver().wait(self, event)
 
     def synchronize(self) -> None:
-        """Wait until all that has been submitted is done."""
         self.record().synchronize()
 
 
@@ -64,9 +59,11 @@ class Driver:
     """Has an operation computed later than it is asked for, and returns its result; None: each is computed at once."""
 
     def submit(self, stream: Stream, work: Work) -> None:
+        """Have the device do some work after all that the stream has been given before."""
         work()
 
     def record(self, stream: Stream) -> Event:
+        """Return the point after all that the stream has been given so far."""
         return Event()
 
     def wait(self, stream: Stream, event: Event) -> None:

@@ -1,9 +1,11 @@
 """Contract lines 1 to 3: the same training, the same tensor, in any order and number."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +39,17 @@ class SameTraining(Harness):
 
     def test_line01_training_is_bitwise_that_without_hooks(self, lab: Lab, tmp_path: Path) -> None:
         policies = {**lossless_policies(tmp_path), **recomputing_policies(lab, tmp_path)}
-        for program in (attention, partial(attention, dtype="float64"), training):
+        after, meanwhile = self.scope, self.stash  # backward when all bytes have left, or while they are leaving
+        ways: dict[Callable[..., dict[str, Array]], list[Callable[..., AbstractContextManager[Any]]]] = {
+            attention: [after, meanwhile],
+            partial(attention, dtype="float64"): [after],
+            training: [meanwhile],
+        }
+        for program, enters in ways.items():
             expected = program(lab)
-            for name, policy in policies.items():
-                for enter in (self.scope, self.stash):  # after all bytes have left, and while they are leaving
-                    got = program(lab, scope=partial(enter, policy))
-                    assert_same_arrays(got, expected, f"{program} under {name}")
+            for (name, policy), enter in product(policies.items(), enters):
+                got = program(lab, scope=partial(enter, policy))
+                assert_same_arrays(got, expected, f"{program} under {name}")
 
     def test_line01_gradients_of_strided_operands_are_bitwise(self, lab: Lab) -> None:
         for dtype in lab.float_dtypes:
@@ -78,12 +85,12 @@ class SameTraining(Harness):
 
     def test_line01_the_random_state_of_the_user_is_untouched(self, lab: Lab, tmp_path: Path) -> None:
         lab.seed(5)
-        attention(lab)
+        gated(lab)
         expected = lab.draw()
         policies = lossless_policies(tmp_path), lossy_policies(tmp_path), recomputing_policies(lab, tmp_path)
         for name, policy in (item for each in policies for item in each.items()):
             lab.seed(5)
-            attention(lab, scope=partial(self.stash, policy))
+            gated(lab, partial(self.stash, policy))
             assert lab.draw() == expected, f"{name} has drawn from the user's random state"
 
     def test_line01_a_lossy_codec_keeps_its_bound(self, lab: Lab, tmp_path: Path) -> None:
@@ -212,16 +219,19 @@ class AnyOrderAnyNumber(Harness):
     @pytest.mark.parametrize("way", ["inside of the scope", "on another thread", "twice"])
     def test_line03_backward_runs_anywhere_and_again(self, lab: Lab, way: str) -> None:
         expected = self._cubes(lab, None, way)
-        for policy in POLICIES:
+        for policy in self._policies(lab):
             assert_same_bits(self._cubes(lab, policy, way), expected, f"backward {way} under {policy!r}")
 
     def test_line03_double_backward(self, lab: Lab) -> None:
         expected = self._second_derivative(lab, None, inside=False)
-        for policy in POLICIES:
+        for policy in self._policies(lab):
             for inside in (False, True):
                 got = self._second_derivative(lab, policy, inside)
                 where = "inside" if inside else "after"
                 assert_same_bits(got, expected, f"second derivative, taken {where} the scope of {policy!r}")
+
+    def _policies(self, lab: Lab) -> Sequence[HookPolicy]:
+        return (*POLICIES, Recompute()) if recomputing_policies(lab) else POLICIES
 
     def _cubes(self, lab: Lab, policy: Any, way: str) -> Any:
         leaf, inner = square(lab)

@@ -20,6 +20,7 @@ class ReferenceLab(Lab):
     framework: ClassVar[Any] = reference
     devices = ("cpu", "sim:0")
     dtypes = tuple(reference.DTYPES)
+    float_dtypes = ("float16", "float32", "float64")
 
     def tensor(self, bits: Array, dtype: str | None = None, *, requires_grad: bool = False) -> Tensor:
         bits = np.asarray(bits, order="C")
@@ -54,7 +55,7 @@ class ReferenceLab(Lab):
             tensor.add_(value)
 
     def write_unversioned(self, tensor: Tensor, value: float) -> None:
-        tensor.carriers()[...] = tensor.dtype.encode(np.asarray(value))
+        tensor.carriers()[...] = value
 
 
 class _Model(reference.nn.Module):
