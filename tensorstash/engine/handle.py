@@ -23,10 +23,7 @@ Handle = Any
 
 
 class SessionState:
-    """The parts of a session that its handles need. Holds no payload.
-
-    There is no residency where the framework does not tell who holds a memory.
-    """
+    """The parts of a session that its handles need; no residency where nobody tells who holds a memory."""
 
     def __init__(
         self,
@@ -43,8 +40,7 @@ class SessionState:
         self.graph = backend if isinstance(backend, SupportsGraph) else None
         self.may_write = bool if self.graph is None else self.graph.may_write
         self.learned: Learned = {}
-        self.was_asked = False
-        """Whether a handle has been restored since this was last set to False."""
+        self.was_asked = False  # in this step
         self.is_inherited = False
         """Whether this process is a child, forked from the one that made the session."""
         self._unpacked: Callable[[], object] = ledger.unpacked
@@ -155,10 +151,7 @@ class KeptHandle:
 
 
 class Stashed:
-    """A tensor whose bytes are in a content, which several handles may share, each with a layout of its own.
-
-    The output of a recipe was saved in no stretch: its inputs are asked for instead.
-    """
+    """A layout of a content, which several handles may share; without a stretch it is the output of a recipe."""
 
     __slots__ = ("__weakref__", "content", "spec", "state", "stretch", "wants_reader")
 

@@ -15,8 +15,8 @@ from tensorstash.host.workers import Workers
 from tensorstash.spec import TensorSpec
 
 QUICK_BYTES = 4 * 2**20
-"""With so many bytes per reader decoded ahead, nothing more is decoded alone: that takes hardly longer than
-a copy, and decoded bytes that wait undo the saving of the codec."""
+"""With so many bytes per reader decoded ahead, no more are: decoding takes hardly longer than a copy, and decoded bytes
+that wait undo the saving of the codec."""
 
 _REMEMBERED_ORDERS = 64
 _FEW = 64  # contents that are not worth forgetting
@@ -59,10 +59,7 @@ class Stretch:
         self.count += 1  # last: whoever has seen it finds all of them
 
     def span(self, token: Hashable, spec: TensorSpec, backend: SupportsSharedMemory[Any]) -> SharedSpan | None:
-        """Return the memory that a view with gaps shares with others when it is back; None for all other tensors.
-
-        The token names the storage and its version.
-        """
+        """Return the memory that a view with gaps shares with others when it is back, by storage and version."""
         name = span_of(token, spec)
         span = None if name is None else self._spans.get(name)
         if name is not None and span is None:
@@ -84,10 +81,7 @@ class Stretch:
         return tuple(self._asked)
 
     def ask(self, index: int, order: tuple[int, ...]) -> None:
-        """Note a request. The first since something was saved sets the order in which the others are expected.
-
-        Those that the order lacks come behind, the last saved first.
-        """
+        """Note a request; the first sets the order of the others, of which those that it lacks come in reverse."""
         if self.expected != self.count:
             count = self.count  # first: another thread may be saving
             rest = {index for index, known in list(self.known.items()) if known() is not None}
@@ -121,11 +115,8 @@ class Prefetcher:
     """Loads the contents of the next requests, on threads and within a budget of decoded bytes. Thread-safe.
 
     The order is remembered by the number of saved tensors, so that a step of new shapes finds it, and several graphs
-    each find their own. At first it is the reverse of packing.
-
-    Args:
-        quick_bytes: where this many wait decoded of contents that are quickly brought back, no more of those is begun.
-        spare_bytes: returns how many bytes may be read ahead under a budget.
+    each find their own. At first it is the reverse of packing. Of contents that are quickly brought back, no more are
+    begun while ``quick_bytes`` wait; under a budget, none beyond its spare bytes.
     """
 
     def __init__(
@@ -187,8 +178,7 @@ class Prefetcher:
     def hold(self, nbytes: int) -> Lease | None:
         """Take bytes for a content that was made again and will be asked for once more; None if there is no room.
 
-        From then on so much more is left to these, up to half of the budget: to be made once more, a tensor needs all
-        that it is made of once more, too.
+        From then on so much more is left to these, up to half of the budget: they need all that they are made of, too.
         """
         lease = self.budget.try_acquire(nbytes)
         if lease is None:

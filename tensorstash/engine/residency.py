@@ -53,9 +53,9 @@ class Residency:
         """Return contents that leave now, the oldest first: nobody else holds their memory any more.
 
         Args:
-            content: becomes resident, unless it is None; its source is the only alias of its memory here.
+            content: becomes resident; its source is the only alias of its memory here.
             look: look at memories of others first; False where that was done for this tensor.
-            all_of_them: look at every memory, instead of a few of them each time, and wait for no reader.
+            all_of_them: look at every memory, not at a few, and wait for no reader.
         """
         # Without frames of Python: it runs for every saved tensor.
         with self._lock:
@@ -120,10 +120,9 @@ class Residency:
             return cleared
 
     def may_give(self, content: Any) -> bool:
-        """Whether the source of a content may be handed out as it is.
+        """Whether the source of a content may be handed out as it is, to a reader that may write into it.
 
-        A reader may write into it. That is as without hooks while somebody besides the graph holds the memory, and does
-        no harm if nobody asks for it again.
+        That is as without hooks while somebody besides the graph holds the memory, and no harm if nobody asks again.
         """
         with self._lock:
             group = self._groups.get(content.token, [])

@@ -8,11 +8,10 @@ from weakref import ref
 
 from tensorstash.abilities import Streams
 from tensorstash.engine.content import Content
-from tensorstash.engine.place import Place
 from tensorstash.engine.places import Places
 from tensorstash.engine.transfers import MOST_TOGETHER, Transfers
 from tensorstash.errors import StoreError
-from tensorstash.host.budget import ByteBudget, Lease, Shares
+from tensorstash.host.budget import ByteBudget, Shares
 from tensorstash.host.pool import IDLE_BYTES, POOL
 from tensorstash.host.workers import Workers
 from tensorstash.policies.limits import AUTO, Limits
@@ -64,11 +63,7 @@ class Sender:
             self.transfers.end_step()
 
     def start(self, contents: Iterable[Any], places: Places) -> None:
-        """Capture contents on a worker, or here where too many bytes are in flight; a failure is kept for later.
-
-        Raises:
-            StoreError: the store hangs, or refused a content too large for the budget.
-        """
+        """Capture contents on a worker, or here where too many bytes are in flight; a failure is kept for later."""
         group: list[Any] = []
         room_bytes = MOST_TOGETHER
         for content in contents:
@@ -89,7 +84,10 @@ class Sender:
             if nbytes > limit or place.is_now or (place.may_be_now and self.in_flight.used + nbytes > limit):
                 self._capture_now(content)
                 continue
-            lease = self.in_flight.try_acquire(nbytes) or self._room_for(nbytes, place)
+            lease = self.in_flight.try_acquire(nbytes)
+            lease = lease or self.in_flight.acquire(nbytes, timeout_s=self.writers.timeout_s)
+            if lease is None:
+                raise self._given_up(f"{place.label}: {self.in_flight.used} bytes have been on their way for")
             try:
                 if content.is_streamed:
                     self._launch([content])
@@ -133,12 +131,6 @@ class Sender:
             raise self._given_up(f"{self.in_flight.used} bytes are still on their way after")
         if self.transfers is not None:
             self.transfers.drain()
-
-    def _room_for(self, nbytes: int, place: Place) -> Lease:
-        lease = self.in_flight.acquire(nbytes, timeout_s=self.writers.timeout_s)
-        if lease is None:
-            raise self._given_up(f"{place.label}: {self.in_flight.used} bytes have been on their way for")
-        return lease
 
     def _given_up(self, took: str) -> StoreError:
         self.writers.abandon()

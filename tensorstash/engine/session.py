@@ -34,9 +34,6 @@ from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")
 
-_RECOMPUTED = None, "recomputed"
-"""Fates of tensors that are made again if they can be: no plan knows them, or it says so."""
-
 
 class Session(Generic[T]):
     """Executes a policy on a backend. Entered as often as needed, from any number of threads.
@@ -165,8 +162,7 @@ class Session(Generic[T]):
     def drain(self) -> None:
         """Wait until the bytes of everything saved so far are captured, which makes them immune to later changes.
 
-        For the thread that has saved them, outside of any in-place operation. StoreError says that ``timeout_s`` was
-        too short: their tensors stay where they are, and are refused if they are modified.
+        For the thread that has saved them, outside of any in-place operation. After StoreError their tensors stay.
         """
         self.state.refuse_child()
         if self._residency is not None:
@@ -211,7 +207,8 @@ class Session(Generic[T]):
             memory = self._storage(tensor)
             record = self._ladder.saved(spec, module, *memory)
         handle: Any = None
-        may_recompute = recomputer is not None and is_large and (record is None or record.fate in _RECOMPUTED)
+        # Without a plan, all are made again that can be.
+        may_recompute = is_large and (record is None or record.fate in (None, "recomputed"))
         if recomputer is not None and may_recompute and rebuilding is not None:
             handle = self._made_again(recomputer, tensor, spec, rebuilding, record)
         if handle is None:

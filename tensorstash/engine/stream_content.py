@@ -39,11 +39,7 @@ class StreamContent(Content):
 
     @staticmethod
     def launch(contents: "Sequence[StreamContent]") -> None:
-        """Launch kernels, and copies of one device that go together, in its current stream.
-
-        Raises:
-            StashError: a tensor cannot be read, a kernel failed, or there is no memory for a copy of it.
-        """
+        """Launch kernels, and copies of one device that go together, in its current stream."""
         transfers, device = contents[0]._transfers, contents[0].spec.device
         compute = transfers.compute(device)
         going: list[StreamContent] = []

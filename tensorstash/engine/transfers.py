@@ -50,14 +50,8 @@ _UNIT = 512  # bytes; host memory of a copy begins at multiples of it, as device
 class Transfer:
     """A group of copies between a device and the host: they begin together, and have one end. Thread-safe.
 
-    Args:
-        arrays: host memory of each.
-        held: device memory of each: its source, or the tensor that is copied into.
-        stream: the compute stream that the device memory is used in.
-        under_way: others in the same copy stream, which this joins.
-        lease: of the device memory; None if it is not counted.
-        launch: puts the copies into their stream.
-        record: returns the present point of that stream.
+    It joins those that are under way in the same copy stream, of which ``record`` returns the present point. Its device
+    memory, a source or a target of each copy, is used in a compute stream, and counted if there is a lease.
     """
 
     __slots__ = ("__weakref__", "_arrays", "_end", "_record", "held", "lease", "stream")
@@ -130,10 +124,7 @@ Copy = tuple[Array, TensorSpec, Event | None]
 
 
 class Transfers:
-    """The copies of one session, on all devices, and budgets of their sources and of tensors that come back early.
-
-    Thread-safe.
-    """
+    """The copies of one session, and budgets of their sources and of what comes back early. Thread-safe."""
 
     def __init__(self, streams: Streams[Any], limits: Limits, shares: Shares) -> None:
         self.streams = streams
@@ -158,10 +149,7 @@ class Transfers:
     def out(self, copies: Sequence[tuple[Any, Any, int]], device: str, compute: Stream) -> list[Flight] | None:
         """Start copies to the host that go together; return None if there is no host memory for them.
 
-        Args:
-            copies: for each a contiguous tensor, the one that keeps its memory, and its bytes.
-            device: of all of them.
-            compute: the stream of the computation, as it is now.
+        Each is of a contiguous tensor, beside the one that keeps its memory, and its bytes.
         """
         streams, budget = self.streams, self.out_budget
         sources, held, sizes = map(list, zip(*copies, strict=True))
@@ -192,10 +180,7 @@ class Transfers:
     def back(self, copies: Sequence[Copy], lease: Lease | None, *, is_prefetch: bool) -> Transfer:
         """Start copies to one device that go together: all, or as many of the first as there is memory for.
 
-        Args:
-            copies: of one device.
-            lease: of the tensors; None if they are not counted.
-            is_prefetch: whether nobody has asked for them yet, so that nothing waits for memory.
+        For a prefetch nothing waits for memory: nobody has asked yet.
         """
         streams, device = self.streams, copies[0][1].device
         compute = self.compute(device)
@@ -237,11 +222,9 @@ class Transfers:
                 transfer.release()
 
     def near(self, nbytes: int, *, is_group: bool = True) -> tuple[Lease, int] | None:
-        """Take device memory for a tensor and a group that may join it, if there is room; also return their bytes.
-
-        One that is larger than all there is may be there alone.
-        """
+        """Take device memory for a tensor and a group that may join it, if there is room; return their bytes, too."""
         budget, limit = self.back_budget, self.back_budget.limit
+        # One that is larger than all there is may be there alone.
         room = max(nbytes, min(limit // _GROUPS, MOST_TOGETHER) * is_group)
         most = min(room, limit)
         if not limit or self._was_full or (not budget.gone and budget.taken + most > limit):

@@ -1,9 +1,4 @@
-"""Data loaders inside the block, whose workers compute with gradients.
-
-    python tests/engine/forked_loaders.py FRAMEWORK METHOD DIRECTORY
-
-METHOD is "fork", or "spawn", whose workers inherit nothing, so that one policy stands for all.
-"""
+"""Data loaders inside the block, whose workers compute with gradients: ``forked_loaders.py FRAMEWORK DIRECTORY``."""
 
 import sys
 
@@ -42,12 +37,12 @@ class Gradients:
         return np.array(gradient(self.framework, seed))
 
 
-def loaded(framework, method):
+def loaded(framework):
     """Return what the workers of a data loader have computed."""
     if framework == "torch":
         from torch.utils.data import DataLoader
 
-        loader = DataLoader(Gradients(framework), num_workers=1, multiprocessing_context=method, timeout=100)
+        loader = DataLoader(Gradients(framework), num_workers=1, multiprocessing_context="fork", timeout=100)
         return [batch[0].numpy() for batch in loader]
     from paddle.io import DataLoader, Dataset
 
@@ -56,15 +51,15 @@ def loaded(framework, method):
     return [(batch[0] if isinstance(batch, list) else batch).numpy().reshape(64, 64) for batch in loader]
 
 
-def main(framework, method, directory):
+def main(framework, directory):
     """Compare with what the same program computes outside of the block, in this process."""
     plain, lab = [gradient(framework, seed) for seed in range(LENGTH)], lab_of(framework)
-    for policy in (StoreIn(Memory()), ts.DiskSpill(directory), ts.Quantize(8))[-1 if method == "spawn" else 0 :]:
+    for policy in (StoreIn(Memory()), ts.DiskSpill(directory), ts.Quantize(8)):
         leaf = lab.tensor(floats(64, 64), requires_grad=True)
         with ts.stash(policy, framework=framework, min_bytes=0):
             gradient(framework, 0)
             loss = leaf.tanh().tanh().sum()
-            got = loaded(framework, method)
+            got = loaded(framework)
         assert all(map(np.array_equal, got, plain))
         assert len(got) == LENGTH
         lab.backward(loss)

@@ -1,8 +1,4 @@
-"""The orders between copies and the computation, each taken away: what a session may be built of to be wrong.
-
-Faults of transfers stand for :class:`~tensorstash.engine.transfers.Transfers`; those of backends stand for one of the
-objects that a backend gives.
-"""
+"""The orders between copies and the computation, each taken away: what a session may be built of to be wrong."""
 
 from __future__ import annotations
 
@@ -24,18 +20,12 @@ def with_copies(session: Session[Any], copies: type[Transfers]) -> Session[Any]:
 
 
 class BackendFault:
-    """A fault of what a backend does for copies; stands for one of the objects that it gives.
-
-    Args:
-        whole: the object without the fault.
-        aside: lets a block submit to a stream of a device that is not the computation's.
-    """
+    """Stands for a whole object that a backend gives; ``aside`` lets a block submit to another stream of a device."""
 
     ability: ClassVar[str] = "streams"
 
     def __init__(self, whole: Any, aside: Callable[[str], AbstractContextManager[Any]]) -> None:
-        self.whole = whole
-        self.aside = aside
+        self.whole, self.aside = whole, aside
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.whole, name)
@@ -51,8 +41,7 @@ class _Blind:
     """A stream whose waits are only heard if they are for certain events."""
 
     def __init__(self, stream: Any, hears: Callable[[Any], bool]) -> None:
-        self.stream = stream
-        self._hears = hears
+        self.stream, self._hears = stream, hears
 
     def wait_event(self, event: Any) -> None:
         if self._hears(event):

@@ -109,20 +109,6 @@ def test_where_forward_and_backward_begin_no_memory_is_idle_that_only_the_other_
         assert POOL.idle_bytes <= QUICK_BYTES
 
 
-def test_a_content_with_two_users_is_read_once():
-    gate = Gated()
-    stash = ts.stash(StoreIn(gate), framework="reference", min_bytes=0)
-    x = leaf()
-    with stash as session:
-        y = x * 1.0
-        loss = (y.exp() + y * y).sum()
-    session.drain()
-    loss.backward()
-    assert stash.stats().deduplicated.tensors >= 1
-    assert gate.opened[0].get_count == gate.opened[0].put_count
-    assert ahead(stash).used == 0
-
-
 class Known:
     """What reading ahead looks at of a payload; notes that it was read."""
 

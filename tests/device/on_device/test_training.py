@@ -186,18 +186,10 @@ def test_tensors_beyond_the_page_locked_memory_stay_on_the_device() -> None:
     assert 0 < one.stats().pinned_bytes <= 64 * KIB
 
 
-@pytest.mark.filterwarnings("ignore:a wrapped block is called inside of a checkpoint")  # the advice, not the gradient
-@pytest.mark.parametrize("is_inside", [True, False], ids=["inside", "around"])
-def test_checkpoints(net: nn.Module, is_inside: bool) -> None:
+def test_checkpoints(net: nn.Module) -> None:
     def program(scope: Callable[[], Any]) -> list[Tensor]:
-        def block(value: Tensor) -> Tensor:
-            if is_inside:
-                return net[0](value)
-            with scope():
-                return net[0](value)
-
-        with scope() if is_inside else nullcontext():
-            loss = net[1](checkpoint(block, x().requires_grad_(), use_reentrant=False)).square().mean()
+        with scope():
+            loss = net[1](checkpoint(net[0], x().requires_grad_(), use_reentrant=False)).square().mean()
         loss.backward()
         return of(net)
 
@@ -236,16 +228,6 @@ def test_two_devices_in_one_process() -> None:
                 losses.append(net(x(device=f"{KIND}:{index}")).square().mean())
         torch.autograd.backward(losses)
         return [gradient for net in nets for gradient in of(net)]
-
-    both(program)
-
-
-def test_autocast(net: nn.Module) -> None:
-    def program(scope: Callable[[], Any]) -> list[Tensor]:
-        with torch.autocast(KIND, torch.bfloat16), scope():
-            loss = net(x()).float().square().mean()
-        loss.backward()
-        return of(net)
 
     both(program)
 
