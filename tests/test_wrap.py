@@ -35,15 +35,6 @@ def by_name(*patterns):
     return ts.Route((ts.Rule(ModuleNames(patterns), ts.Compress()),))
 
 
-def test_a_line_of_text_is_a_policy_where_one_is_expected(model, x):
-    handle = ts.wrap(model, "compress", min_bytes=0)
-    model(x)
-    assert handle.stats().stashed.tensors > 0
-    with ts.stash("compress | disk_spill", framework="reference", min_bytes=0) as session:
-        x.exp()
-    assert session.stats().stashed.tensors > 0
-
-
 def test_methods_that_train_run_under_the_policy_and_no_others(model, x):
     alone = ts.wrap(model, "compress", min_bytes=0, methods="forward")
     model.training_step(x)

@@ -10,7 +10,7 @@ from tensorstash.policies.selectors import texts_of
 from tensorstash.registry import did_you_mean, names
 from tensorstash.spec import TensorSpec
 
-_NAMES = "add batch_norm cast clone dropout embedding gelu glu layer_norm masks mul narrow relu silu"
+_NAMES = "add batch_norm cast clone dropout gelu glu layer_norm masks mul narrow relu silu"
 RULES = tuple(_NAMES.split())
 """The rules that are built in; each backend has those that its framework can follow."""
 
