@@ -72,23 +72,6 @@ def weight(*shape):
     return paddle.create_parameter(list(shape), "float32", default_initializer=nn.initializer.Uniform(0.5, 1.5))
 
 
-def test_an_operation_that_is_called_behind_the_modules_of_paddle_has_no_recipe():
-    x, gelu = leaf(noise(6, 8)), core.eager.ops.gelu
-
-    def run(around):
-        with around:
-            inner = x.exp()
-            loss = sum((made @ weight(8, 4)).sum() for made in (gelu(inner, True), F.gelu(inner, True)))
-        return bits(paddle.grad(loss, [x])[0])
-
-    around = stash()
-    assert run(around) == run(nullcontext())
-    stats = around.stats()
-    assert not stats.refused
-    assert stats.recomputed["gelu"].tensors == 1
-    assert stats.without_recipe["GeluGradNode does not tell its settings"].tensors == 1
-
-
 def test_settings_do_not_outlive_their_node():
     # Freed nodes leave their addresses to later ones, of another operation or called behind the modules.
     x, y = leaf(noise(4, 16)), leaf(noise(2, 3, 4))
@@ -105,7 +88,7 @@ def test_settings_do_not_outlive_their_node():
         return [bits(gradient) for gradient in paddle.grad(sum(losses), [x, y])]
 
     expected = run(nullcontext())
-    for _ in range(20):
+    for _ in range(6):
         around = stash()
         assert run(around) == expected
         stats = around.stats()

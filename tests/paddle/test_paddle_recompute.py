@@ -82,17 +82,3 @@ def test_a_view_that_is_saved_in_a_recomputed_block_is_read_as_it_lies(pair):
 
     expected = gradient(nullcontext(), transposed)
     assert gradient(pair.hooks(), lambda value: recompute(transposed, value, use_reentrant=False)) == expected
-
-
-def test_recompute_on_another_thread_while_hooks_are_in_force(net, pair, in_a_thread):
-    net[2].eval()
-
-    def other():
-        x = leaf(noise(3, 4))
-        recompute(net, x * 1.0, use_reentrant=False).sum().backward()
-        return bits(x.grad)
-
-    with pair.hooks():
-        found = in_a_thread(other)
-    assert found == other()
-    assert not pair.copied
