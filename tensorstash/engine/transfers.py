@@ -133,7 +133,7 @@ class Transfers:
         self.out_budget, self.back_budget = ByteBudget(limits.in_flight_bytes), ByteBudget(limits.ahead_bytes)
         for budget, limit in ((self.out_budget, limits.in_flight), (self.back_budget, limits.ahead)):
             if limit == AUTO:
-                shares.follow_on_device(budget)
+                shares.follow(budget, on_device=True)
         self._under_way: dict[tuple[str, str], tuple[Stream, deque[Transfer]]] = {}
         """The copy stream of each device and direction, and the transfers there that may not have ended, in order."""
         self.sent: Counter[str] = Counter()

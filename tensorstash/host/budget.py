@@ -51,15 +51,13 @@ class ByteBudget:
     A lease leaves a note when its last reference goes, by one operation of C, and the next request reads the notes: no
     finalizer takes a lock. An interrupt may leave more bytes in use than there are leases for, until they are counted
     anew: by a thread that waits, or at the end of a step.
-
-    Args:
-        limit: most bytes in use; may be raised at any time.
     """
 
     __slots__ = ("__weakref__", "_bells", "_entries", "_lock", "gone", "limit", "peak", "returned", "taken")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        """Most bytes in use; may be raised at any time."""
         self.peak = 0
         """Most bytes that were in use at one time."""
         self.taken = 0
@@ -158,17 +156,12 @@ class Shares:
         self._step_bytes = self._largest = 0
         self._most_bytes = 0  # of a step, since a tensor was the largest
 
-    def follow(self, budget: ByteBudget) -> None:
-        """Let a budget be :func:`share_of` a step from now on."""
-        budget.limit = _LEAST_SHARE
-        self._budgets.append(budget)
-
-    def follow_on_device(self, budget: ByteBudget) -> None:
-        """Let a budget of bytes between a device and the host be a sixteenth of a step, without an upper end."""
-        # A larger tensor, such as logits, is under way alone: others would take the room for it while it is computed,
-        # which is when most models have their peak.
-        budget.limit = _LEAST_DEVICE_SHARE
-        self._device_budgets.append(budget)
+    def follow(self, budget: ByteBudget, *, on_device: bool = False) -> None:
+        """Let a budget be :func:`share_of` a step, or one between a device and the host a sixteenth, without an end."""
+        # There a larger tensor, such as logits, is under way alone: others would take the room for it while it is
+        # computed, which is when most models have their peak.
+        budget.limit = _LEAST_DEVICE_SHARE if on_device else _LEAST_SHARE
+        (self._device_budgets if on_device else self._budgets).append(budget)
 
     def saw(self, nbytes: int) -> None:
         """Note that a step is about to take so many bytes."""

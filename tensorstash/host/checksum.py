@@ -42,11 +42,7 @@ def joint_checksum(*parts: Array) -> int:
 
 
 def block_checksums(data: Array, *, copy: Array | None = None) -> list[int]:
-    """Return the checksum of each block of :data:`CHECKSUM_BLOCK` bytes; the last may be shorter.
-
-    Args:
-        copy: filled with ``data`` on the way, while the cache has it.
-    """
+    """Return the checksum of each block, and fill ``copy`` with the data on the way, while the cache has it."""
     checksums = []
     for start in range(0, data.size, CHECKSUM_BLOCK):
         block = data[start : start + CHECKSUM_BLOCK]

@@ -47,9 +47,6 @@ class PagePool:
     without them each would give its pages to the system, and get cleared ones for the next.
 
     An interrupt may leave a buffer in use until :meth:`take_stock`, and its bytes counted until no buffer is in use.
-
-    Args:
-        idle_limit_bytes: most bytes to keep for later; the longest unused go to the system beyond that.
     """
 
     def __init__(self, idle_limit_bytes: int) -> None:

@@ -36,8 +36,7 @@ class FloatFormat:
     @property
     def threshold(self) -> float:
         """Half way from the largest finite number to the number that would be next."""
-        step = 2.0 ** (frexp(self.largest)[1] - 1 - self.mantissa)
-        return self.largest + step / 2
+        return self.largest + 2.0 ** (frexp(self.largest)[1] - 1) * self.roundoff
 
     @property
     def saturates(self) -> bool:

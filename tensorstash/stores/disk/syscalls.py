@@ -29,16 +29,11 @@ class Syscalls:
     """The abilities of the operating system. Each can be switched off, which takes a fallback of the same meaning.
 
     The methods may transfer less than asked, as the calls themselves do. Here alone storage can fail.
-
-    Args:
-        direct: reads and writes can bypass the page cache (``O_DIRECT``).
-        preallocate: blocks can be reserved without writing them (``posix_fallocate``).
-        positioned: reads and writes can name their offset (``pwritev``, ``preadv``).
     """
 
-    direct: bool = hasattr(os, "O_DIRECT")
-    preallocate: bool = hasattr(os, "posix_fallocate")
-    positioned: bool = hasattr(os, "pwritev") and hasattr(os, "preadv")
+    direct: bool = hasattr(os, "O_DIRECT")  # the page cache can be bypassed
+    preallocate: bool = hasattr(os, "posix_fallocate")  # blocks can be reserved without writing them
+    positioned: bool = hasattr(os, "pwritev") and hasattr(os, "preadv")  # a call can name its offset
 
     def write(self, fd: int, parts: Sequence[Array], offset: int) -> int:
         """Write a prefix of ``parts`` and return its length; without ``positioned`` not thread-safe, the first only."""
