@@ -161,7 +161,6 @@ class Stashed:
         """Whether the demand of the operation that saved it is still unknown."""
 
     def __call__(self) -> Any:
-        """Return the saved tensor."""
         return SessionState.restore(self)
 
     def is_read_by(self, demand: Demand) -> None:

@@ -26,11 +26,9 @@ class Thread(threading.local):
         self.trail: Trail = [0, 0]
 
     def enters(self, inside: Inside) -> None:
-        """Take the readers and the trail of a block."""
         self.readers, self.trail = inside
 
     def is_inside(self, module: str) -> None:
-        """Take the name of the module whose block this is."""
         self.module = module
 
 
@@ -57,7 +55,6 @@ class Scope(Block, Generic[S]):
         self._stashed_before = 0
 
     def enter(self) -> S:
-        """Install the hooks."""
         self._around, self._stashed_before = _innermost.get(), self._adviser.ledger.stashed_bytes
         self._outside = self._thread.readers, self._thread.trail  # first: an interrupt sets them back
         self._thread.enters(self._inside)
@@ -68,7 +65,6 @@ class Scope(Block, Generic[S]):
     def leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        """Take the hooks back."""
         try:
             self._hooks.__exit__(kind, error, trace)
         finally:
@@ -79,14 +75,12 @@ class Scope(Block, Generic[S]):
             self._ended()
 
     def undo(self) -> None:
-        """Take the hooks back, as far as they are in force."""
         if self._outside is not None:
             if isinstance(self._hooks, Block):
                 self._hooks.undo()
             self._set_back()
 
     def finish(self, *raised: Any) -> None:
-        """Take the hooks back, unless that is done."""
         if self._outside is not None:
             self.leave(*raised)
 
@@ -105,12 +99,10 @@ class InModule(Block):
         self._outer: str | None = None  # while the name is in force
 
     def enter(self) -> None:
-        """Set the name."""
         self._outer = self._thread.module
         self._thread.is_inside(self._name)
 
     def undo(self) -> None:
-        """Set the name back, unless that is done."""
         if self._outer is not None:
             self._thread.is_inside(self._outer)
             self._outer = None

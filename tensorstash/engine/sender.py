@@ -56,7 +56,6 @@ class Sender:
         POOL.worth(max(min(self._worth_bytes, saved_bytes - self._saved_bytes + self.in_flight.used), used))
 
     def step_ended(self) -> None:
-        """Note that a step has ended."""
         self.shares.step_ended()
         self.ahead.count_anew()
         if self.transfers is not None:

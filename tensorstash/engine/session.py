@@ -141,11 +141,9 @@ class Session(Generic[T]):
         return InModule(self._thread, name)
 
     def region(self, name: str) -> Region:
-        """Return the record of the block ``name`` of the model."""
         return self.regions[name]
 
     def stats(self) -> Stats:
-        """Return the statistics so far."""
         self.state.refuse_child()
         stats, transfers = self.state.ledger.snapshot(), self.sender.transfers
         more: dict[str, Any] = {"process_peak": peak_bytes(), "blocks": by_treatment(self.regions.values())}
