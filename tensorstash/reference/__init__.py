@@ -6,10 +6,11 @@ is checked with, and no more.
 
 >>> from tensorstash.reference import saved_tensors_hooks, tensor
 >>> a = tensor([2.0], requires_grad=True)
->>> b = tensor([3.0], requires_grad=True)
->>> (a * b).backward()
->>> a.grad.item(), b.grad.item()
-(3.0, 2.0)
+>>> with saved_tensors_hooks(lambda x: x.host_bits(), lambda bits: tensor(bits)):
+...     y = a * a
+>>> y.backward()
+>>> a.grad.tolist()
+[4.0]
 """
 
 from tensorstash.reference import methods, nn, ops

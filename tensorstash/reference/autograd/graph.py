@@ -63,11 +63,8 @@ class Meta(NamedTuple):
 class Node:
     """One recorded operation of one result; owns its saved tensors and, by its edges, all that was recorded before it.
 
-    A chain of any length is freed without deep recursion: every link is an object that CPython's deferred
-    deallocation ("trashcan") covers.
-
-    Args:
-        edges: the nodes that the gradients of its inputs go to, None where no gradient is wanted.
+    Edges lead to the nodes of its inputs, None where no gradient is wanted. A chain of any length is freed without deep
+    recursion: every link is an object that CPython's deferred deallocation ("trashcan") covers.
     """
 
     __slots__ = ("__weakref__", "edges", "key", "sequence")

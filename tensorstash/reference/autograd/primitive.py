@@ -1,19 +1,9 @@
 """Primitive operations: a NumPy kernel beside the formulas of its derivative.
 
 A formula computes the gradient of one operand. Its parameter names *are* the declaration of saved values, as in
-PyTorch's ``derivatives.yaml``:
-
-=====================  ==========================================================================
-name                   value
-=====================  ==========================================================================
-``g``                  the gradient of the result
-an operand             that operand, saved for backward (a Python number is passed as it is)
-an operand + ``_meta`` its shape, type and device; its elements are not saved
-``out``                the result, saved for backward
-an attribute           that keyword argument of the kernel
-=====================  ==========================================================================
-
-Formulas are written in differentiable operations, so derivatives of every order follow.
+PyTorch's ``derivatives.yaml``: ``g`` is the gradient of the result, an operand or ``out`` (the result) is saved for
+backward, ``_meta`` after the name of an operand asks for its shape, type and device alone, and any other name is a
+keyword argument of the kernel. Formulas are written in differentiable operations, so derivatives of every order follow.
 """
 
 from __future__ import annotations
@@ -193,5 +183,5 @@ class ViewPrimitive(Operation):
 
 
 def primitive(*, moves: bool = False, **formulas: Formula) -> Callable[[Callable[..., Any]], Primitive]:
-    """Make an operation of a NumPy kernel and its formulas; see the module's table for the names of a formula."""
+    """Make an operation of a NumPy kernel and its formulas; see the module for the names of a formula."""
     return lambda kernel: Primitive(kernel.__name__, kernel, moves=moves, **formulas)

@@ -84,14 +84,6 @@ class saved_tensors_hooks:  # noqa: N801  (the name both frameworks give it)
     Scopes nest; only the innermost pair runs. Both functions run with gradient recording off. `pack` is given the
     saved tensor itself, an operation's own output as a detached alias. `unpack` must return a tensor of the same
     shape, type and device; the engine puts history back. It may be called any number of times, from any thread.
-
-    >>> from tensorstash.reference import tensor
-    >>> a = tensor([2.0], requires_grad=True)
-    >>> with saved_tensors_hooks(lambda x: x.host_bits(), lambda bits: tensor(bits)):
-    ...     y = a * a
-    >>> y.backward()
-    >>> a.grad.tolist()
-    [4.0]
     """
 
     def __init__(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:

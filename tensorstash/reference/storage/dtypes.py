@@ -47,11 +47,7 @@ DTypeLike: TypeAlias = "DType | str | np.dtype[Any]"
 
 
 def as_dtype(value: DTypeLike) -> DType:
-    """Give the element type for a name, a NumPy dtype or a DType; refuse others with a `TypeError`.
-
-    >>> as_dtype("bfloat16").carrier
-    dtype('uint16')
-    """
+    """Give the element type for a name, a NumPy dtype or a DType; refuse others with a `TypeError`."""
     name = value if isinstance(value, str) else value.name
     if name not in DTYPES:
         raise TypeError(f"no element type {name!r}; expected one of {', '.join(DTYPES)}")

@@ -17,13 +17,9 @@ Shape: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Shape, strides and position of a tensor in its storage.
+    """Shape, strides in elements, and position of a tensor in its storage: the byte offset of its first element.
 
-    Args:
-        shape: extent of each dimension.
-        strides: step of each dimension in elements; 0 (expand), gaps and negative steps are allowed.
-        offset: position of the first element in bytes; negative steps lead to others before it.
-        itemsize: bytes per element.
+    Steps of 0 (expand), gaps and negative steps are allowed; the last lead to elements before the first.
     """
 
     shape: Shape
@@ -37,11 +33,7 @@ class Layout:
 
     @staticmethod
     def contiguous(shape: Sequence[int], itemsize: int, offset: int = 0) -> Layout:
-        """Give the dense row-major layout of `shape`.
-
-        >>> Layout.contiguous((2, 3), 4).strides
-        (3, 1)
-        """
+        """Give the dense row-major layout of `shape`."""
         shape = tuple(shape)
         strides = tuple(math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
         return Layout(shape, strides, offset, itemsize)

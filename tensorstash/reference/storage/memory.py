@@ -42,11 +42,7 @@ _SPACES = MappingProxyType({name: MemorySpace(name) for name in ("cpu", "sim:0",
 
 
 def memory(device: str) -> MemorySpace:
-    """Give the memory space of a device; refuse other names with a `ValueError`.
-
-    >>> memory("sim:0").is_host
-    False
-    """
+    """Give the memory space of a device; refuse other names with a `ValueError`."""
     if device not in _SPACES:
         raise ValueError(f"no device {device!r}; expected one of {', '.join(_SPACES)}")
     return _SPACES[device]
