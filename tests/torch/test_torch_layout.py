@@ -94,13 +94,6 @@ def test_a_thread_that_copies_gaps_away_starts_no_thread_of_the_framework(backen
     assert len(set(counts)) == 1
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_tensors_are_rebuilt_in_every_grad_mode(backend, mode):
-    tensor = torch.randn(6, 4).t()
-    with mode():
-        assert_round_trip(backend, tensor)
-
-
 def test_storage_token_does_not_keep_memory_alive(backend):
     tensor = torch.randn(4, 8)
     token, _ = backend.storage(tensor)

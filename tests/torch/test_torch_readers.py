@@ -192,12 +192,12 @@ def test_a_reader_that_is_not_listed_gets_the_exact_tensor(program, policy, star
 
 
 def test_a_search_over_the_operators_finds_the_readers_that_are_not_listed_and_no_others():
-    sample = search(samples=1, step=5)  # a part of the whole search, which ``reader_search.py`` runs as a script
+    sample = search(samples=1, step=10)  # a part of the whole search, which ``reader_search.py`` runs as a script
     print(table(sample))
     assert disagreements(sample, margin=2) == []
     worst = sample.worst()
-    assert sum(map(len, sample.seen.values())) > 4000
-    assert len(worst) > 180
+    assert sum(map(len, sample.seen.values())) > 3000
+    assert len(worst) > 150
 
     struck = {
         "AmaxBackward0.self",
