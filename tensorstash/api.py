@@ -61,8 +61,6 @@ class Stash(ContextDecorator, Block):
     >>> with ts.stash("compress", framework="reference", min_bytes=0) as session:
     ...     loss = ref.ones((64,), requires_grad=True).exp().sum()
     >>> session.drain()
-    >>> session.stats().stashed.tensors
-    1
     """
 
     def __init__(self, session: Session[Any]) -> None:
@@ -240,8 +238,7 @@ def wrap(
         model: a ``torch.nn.Module``, ``paddle.nn.Layer`` or module of another registered backend.
         policy: as for :func:`stash`; ``"auto"`` begins with ``checkpoint`` where the model has blocks and is on an
             accelerator, or has a budget.
-        budget: as for :func:`stash`. Under ``checkpoint`` the oldest blocks are computed again as far as stores are
-            slow.
+        budget: as for :func:`stash`; of ``checkpoint``, the oldest blocks are computed again as far as stores are slow.
         methods: names of methods that run under the policy: ``"forward"`` for a call of the model, any other for
             itself; by default ``"forward"``, and Lightning's ``"training_step"`` where the model has one.
         min_bytes: as for :func:`stash`.

@@ -25,7 +25,8 @@ class Codec(Protocol):
     """A reversible, or bounded-error, transform of one buffer.
 
     A codec is a frozen keyword-only dataclass, stateless and thread-safe. Arrays are C-contiguous and hold carrier bits
-    (``bfloat16`` arrives as ``uint16``); a run of bytes is a one-dimensional ``uint8`` array.
+    (``bfloat16`` arrives as ``uint16``); a run of bytes is a one-dimensional ``uint8`` array. Data or a payload that
+    does not match the spec, or is not accepted, is a CodecError.
     """
 
     name: ClassVar[str]
@@ -39,18 +40,10 @@ class Codec(Protocol):
         """Return the spec of the result of :meth:`encode`; :func:`~tensorstash.spec.opaque_bytes` for bytes."""
 
     def encode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return a self-contained payload; ``data`` may be borrowed: it is neither written nor kept.
-
-        Raises:
-            CodecError: ``data`` does not match ``spec``, or is not accepted.
-        """
+        """Return a self-contained payload; ``data`` may be borrowed: it is neither written nor kept."""
 
     def decode(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the array again, where ``spec`` is the one given to :meth:`encode`; never writes to ``data``.
-
-        Raises:
-            CodecError: the payload is not one of this codec and this spec.
-        """
+        """Return the array again, where ``spec`` is the one given to :meth:`encode`; never writes to ``data``."""
 
 
 @runtime_checkable
@@ -58,11 +51,7 @@ class SupportsErrorBound(Protocol):
     """The part of a codec with ``lossless = False``: its error bound."""
 
     def error_bound(self, data: Array, spec: TensorSpec, /) -> Array:
-        """Return the largest absolute error of each element of ``data`` (float64, broadcastable to its shape).
-
-        Raises:
-            CodecError: ``data`` does not match ``spec``, or is not accepted.
-        """
+        """Return the largest absolute error of each element of ``data`` (float64, broadcastable to its shape)."""
 
 
 Slot = Hashable

@@ -9,11 +9,7 @@ from tensorstash.errors import ConfigError, MissingDependencyError
 
 
 def did_you_mean(name: object, known: Iterable[str], listed: Iterable[str] | None = None) -> str:
-    """Return the end of a message about an unknown name: the nearest known one, and all of them or those listed.
-
-    >>> did_you_mean("qantize", ["keep", "quantize"])
-    "did you mean 'quantize'? Known: keep, quantize"
-    """
+    """Return the end of a message about an unknown name: the nearest known one, and all of them or those listed."""
     names, text = sorted(known), str(name).lower()
     nearest = get_close_matches(str(name), names, n=1) or [each for each in names if len(text) > 2 and text in each]
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""

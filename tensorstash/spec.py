@@ -122,11 +122,7 @@ class TensorSpec:
         return replace(self, module=module)
 
     def dense(self) -> "TensorSpec":
-        """Return the spec that codecs see: the distinct elements in memory order, contiguous, without lazy flags.
-
-        >>> TensorSpec((3, 4, 5), (1, 0, 3), 8, "float32", "cpu").dense().shape
-        (5, 3)
-        """
+        """Return the spec that codecs see: the distinct elements in memory order, contiguous, without lazy flags."""
         dense = self._dense
         if dense is None:
             shape = self.order.shape
@@ -194,15 +190,7 @@ class MemoryOrder:
 
 @lru_cache(4096)
 def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> MemoryOrder:
-    """Return the memory order of a strided tensor.
-
-    >>> memory_order((3, 4), (1, 3))
-    MemoryOrder(shape=(4, 3), strides=(3, 1), span=12, lead=0)
-    >>> memory_order((3, 4), (-4, 1))  # rows in reverse
-    MemoryOrder(shape=(3, 4), strides=(4, 1), span=12, lead=8)
-    >>> memory_order((5, 3), (1, 1))  # overlapping windows
-    MemoryOrder(shape=(7,), strides=(1,), span=7, lead=0)
-    """
+    """Return the memory order of a strided tensor; overlapping windows have that of their whole span."""
     if 0 in shape:
         return MemoryOrder((0,), (1,), 0)
     walked = [(stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1 and stride != 0]

@@ -40,12 +40,8 @@ class Backend(Protocol[T]):
         """Install a pair of hooks for this thread; nests, the innermost pair runs, the outer one is restored.
 
         Hooks run in the state in which the framework calls them; the methods of a backend are indifferent to gradient
-        recording and autocast. The framework drops the result of ``pack`` as soon as backward is done with it.
-
-        Args:
-            pack: a function or a method, as is ``unpack``, if they are trusted.
-            unpack: gives a tensor for a result of ``pack``.
-            trusted: the pair is the engine's, so that its work and its results need no check.
+        recording and autocast. The framework drops the result of ``pack`` as soon as backward is done with it. A
+        trusted pair is the engine's: functions or methods whose work and results need no check.
         """
 
     def suspended(self) -> AbstractContextManager[None]:

@@ -29,11 +29,7 @@ class Text(str):
 
 
 def split_steps(line: str, path: str) -> list[dict[str, str]]:
-    """Return the steps of a line, each with its name under ``"name"`` and its values as :class:`Text`.
-
-    >>> split_steps("cast | disk_spill:directory='/a,b'", "policy")
-    [{'name': 'cast'}, {'name': 'disk_spill', 'directory': '/a,b'}]
-    """
+    """Return the steps of a line, each with its name under ``"name"`` and its values as :class:`Text`."""
     texts = _split(line, "|", path)
     paths = [f"{path}.steps[{place}]" for place in range(len(texts))] if len(texts) > 1 else [path]
     return [_step(text, where) for text, where in zip(texts, paths, strict=True)]

@@ -15,20 +15,16 @@ class StashCallback(StashesTraining, Callback):
     """
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Wrap the module: its call, and its ``training_step``."""
         self._begin(pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log the numbers of the batch."""
         self._step()
         scalars = self.scalars()
         if scalars:
             pl_module.log_dict(scalars, on_step=True, on_epoch=False)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Unwrap the module."""
         self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Unwrap the module."""
         self._end()

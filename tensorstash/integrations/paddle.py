@@ -21,11 +21,9 @@ class StashCallback(StashesTraining, Callback):
         self.params["metrics"] += [name for name in NAMES if name not in self.params["metrics"]]
 
     def on_train_batch_end(self, step: int, logs: Any = None) -> None:
-        """Add the numbers of the batch."""
         self._step()
         if logs is not None:
             logs.update(self.scalars())
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Unwrap the network."""
         self._end()

@@ -14,15 +14,12 @@ class StashesTrainer(StashesTraining):
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Wrap the model."""
         self._begin(kwargs["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count the step."""
         self._step()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Add the numbers of a step to the log of training."""
         if "loss" in kwargs["logs"]:
             scalars = self.scalars()
             kwargs["logs"].update(scalars)
@@ -30,7 +27,6 @@ class StashesTrainer(StashesTraining):
                 last.update(scalars)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Unwrap the model."""
         self._end()
 
 
@@ -40,7 +36,6 @@ class LogsStash:
     callback_handler: Any
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log also the policy's numbers of a step."""
         if "loss" in logs:
             for callback in self.callback_handler.callbacks:
                 if isinstance(callback, StashesTrainer):

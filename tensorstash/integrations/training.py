@@ -91,13 +91,7 @@ class StashesTraining:
 
 @contextmanager
 def needs(command: str) -> Iterator[None]:
-    """Run a block that imports a library; where it is missing, the error has the arguments of ``pip install``.
-
-    >>> with needs("no-such-library"):
-    ...     import no_such_library
-    Traceback (most recent call last):
-    tensorstash.errors.MissingDependencyError: no_such_library is not installed; run: pip install no-such-library
-    """
+    """Run a block that imports a library; where it is missing, the error has the arguments of ``pip install``."""
     try:
         yield
     except ModuleNotFoundError as error:

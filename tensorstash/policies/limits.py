@@ -22,8 +22,7 @@ class Limits:
     Args:
         in_flight: bytes of saved tensors that wait to be encoded and stored behind the computation; at the limit the
             forward pass waits. With 0, and for tensors larger than this, the work is done before ``pack`` returns.
-            ``"auto"`` is a share of the largest step so far (:func:`~tensorstash.host.budget.share_of`), so that a
-            small model sees its saving too: from 1 MiB at the beginning to 256 MiB.
+            ``"auto"`` is a share of the largest step so far (:func:`~tensorstash.host.budget.share_of`).
         ahead: bytes that may be read back before backward asks for them, together with those that it has in its hands.
             With 0 nothing is. ``"auto"`` as for ``in_flight``.
         writers: threads that encode and store.
@@ -91,13 +90,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def explains_arguments(function: F) -> F:
-    """Return a function with an argument ``limits`` whose error about an unknown argument says where it belongs.
-
-    >>> import tensorstash as ts
-    >>> ts.stash("compress", in_flight="64MiB")
-    Traceback (most recent call last):
-    tensorstash.errors.ConfigError: stash: in_flight is a limit; write limits=Limits(in_flight='64MiB')
-    """
+    """Return a function with an argument ``limits`` whose error about an unknown argument says where it belongs."""
     known = [name for name in signature(function).parameters if name != "self"]
 
     @wraps(function)

@@ -214,9 +214,6 @@ def named_for(patterns: Iterable[str], names: Iterable[str], *, path: str = "mod
 
     Raises:
         ConfigError: a pattern means none of them; the message has the nearest names.
-
-    >>> named_for(["layers.?"], ["", "module", "module._orig_mod", "module._orig_mod.layers.0"])
-    {'module._orig_mod.layers.0': 'layers.0'}
     """
     wanted = list(patterns)
     as_they_are = {name: name for name in names if name}
