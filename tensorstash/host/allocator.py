@@ -49,10 +49,8 @@ def returns_memory() -> bool:
 def return_freed_memory() -> bool:
     """Make glibc map large blocks one by one from now on, so that they leave the process when they are freed.
 
-    Policies that free host memory call it when they first do so. Blocks that exist stay where they are.
-
-    Returns:
-        Whether the setting was made; False where the C library is not glibc, or is replaced.
+    Policies that free host memory call it when they first do so. Blocks that exist stay where they are. Return whether
+    the setting was made; False where the C library is not glibc, or is replaced.
     """
     if not _is_glibc() or preloaded_allocator() is not None:
         return False

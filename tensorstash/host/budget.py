@@ -8,12 +8,8 @@ from time import monotonic
 
 from tensorstash.host.pool import Loan
 
-LOOK_AGAIN_S = 0.02
-"""Longest delay, in seconds, until a waiting thread notices bytes that came back by themselves."""
-
-MOST_SHARE = 256 * 2**20
-"""Bytes that such a share never exceeds: with so many under way, no step goes faster with more."""
-
+LOOK_AGAIN_S = 0.02  # longest delay, in seconds, until a waiting thread notices bytes that came back by themselves
+MOST_SHARE = 256 * 2**20  # bytes that such a share never exceeds: with so many under way, no step goes faster with more
 _LEAST_SHARE = 2**20
 _LEAST_DEVICE_SHARE = 64 * 2**10
 _PARTS = 16

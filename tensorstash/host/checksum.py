@@ -9,8 +9,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from tensorstash.host.arrays import Array
 
-CHECKSUM_BLOCK = 2**20
-"""Bytes that are summed as one: few enough to stay in a core's cache."""
+CHECKSUM_BLOCK = 2**20  # bytes that are summed as one: few enough to stay in a core's cache
 
 
 def checksum(data: Array) -> int:

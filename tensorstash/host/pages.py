@@ -14,12 +14,8 @@ from numpy.typing import NDArray
 BLOCK = 4096
 """Unit, in bytes, of addresses, offsets and lengths of direct I/O: a page, and a multiple of every device's sector."""
 
-HUGE_PAGE = 2 * 2**20
-"""Size, in bytes, of the pages that make large buffers one run of physical memory."""
-
-ALLOCATORS = ("tcmalloc_minimal", "tcmalloc", "jemalloc", "mimalloc")
-"""Those that may stand in for the C library's."""
-
+HUGE_PAGE = 2 * 2**20  # size, in bytes, of the pages that make large buffers one run of physical memory
+ALLOCATORS = ("tcmalloc_minimal", "tcmalloc", "jemalloc", "mimalloc")  # those that may stand in for the C library's
 _CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 

@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import BLOCK, mapped_pages, page_aligned
 
-SMALLEST = 64 * 2**10
-"""Buffers below this many bytes are not pooled: there the C allocator is as good."""
-
+SMALLEST = 64 * 2**10  # buffers below this many bytes are not pooled: there the C allocator is as good
 _CLASSES = 16
 _FEW = 16 * 2**20  # bytes that may be idle in any case: buffers of different sizes do not chase each other out
 _SPARE_PART = 8  # one in so many of the bytes that were in use at one time are not kept idle beside the others
@@ -150,8 +148,5 @@ class PagePool:
         return pages
 
 
-IDLE_BYTES = 256 * 2**20
-"""Most bytes of host memory that the process keeps for the next large buffers."""
-
-POOL = PagePool(IDLE_BYTES)
-"""Of the process, as the C allocator is: buffers outlive the sessions they were made in."""
+IDLE_BYTES = 256 * 2**20  # most bytes of host memory that the process keeps for the next large buffers
+POOL = PagePool(IDLE_BYTES)  # of the process, as the C allocator is: buffers outlive the sessions they were made in

@@ -11,8 +11,7 @@ import numpy as np
 
 from tensorstash.host.arrays import Array
 
-GOLDEN = 0x9E3779B9
-"""2**32 over the golden ratio, to the nearest odd number: its multiples are far from one another."""
+GOLDEN = 0x9E3779B9  # 2**32 over the golden ratio, to the nearest odd number: its multiples are far from one another
 
 
 def seed_word(seed: int) -> int:

@@ -7,8 +7,7 @@ import numpy as np
 
 from tensorstash.host.arrays import Array
 
-BLOCK = 1 << 16
-"""Elements that are worked on at a time, so that temporaries of NumPy stay in the cache."""
+BLOCK = 1 << 16  # elements that are worked on at a time, so that temporaries of NumPy stay in the cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from tensorstash.kernels.floats import FORMATS, FloatFormat, narrow, widen
 from tensorstash.kernels.groups import Groups
 from tensorstash.kernels.masks import packed_nbytes
 
-FINEST = 255
-"""The largest code of 8 bits; fewer bits are codes of 8 bits, rounded once more."""
+FINEST = 255  # the largest code of 8 bits; fewer bits are codes of 8 bits, rounded once more
 SPECIALS = 3
 """Codes that groups with numbers that are not finite give up, the last ones: minus infinity, infinity and NaN."""
 COARSENING: Mapping[int, tuple[int, int]] = MappingProxyType({4: (15, 135), 2: (3, 129)})

@@ -53,11 +53,7 @@ class Memory:
         return getattr(self.then, "directories", ())
 
     def open(self) -> "MemoryStore":
-        """Open an empty store; the caller closes it.
-
-        Raises:
-            StoreError: ``then`` could not be opened.
-        """
+        """Open an empty store, which the caller closes; raise a StoreError where that cannot be."""
         return MemoryStore(self, None if self.then is None else self.then.open())
 
 

@@ -71,11 +71,7 @@ class Disk:
         return (tempfile.gettempdir(),)
 
     def open(self) -> "DiskStore":
-        """Open an empty store; the caller closes it.
-
-        Raises:
-            StoreError: the directory is missing or not writable, or the process is out of file descriptors.
-        """
+        """Open an empty store, which the caller closes; raise a StoreError where that cannot be."""
         return DiskStore(self)
 
 
