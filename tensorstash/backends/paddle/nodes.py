@@ -113,11 +113,10 @@ def _process() -> Any:
 
 
 def _symbol(process: Any, address: int | None) -> bytes:
-    """Return the mangled name of the exported function around an address; empty if there is none."""
+    """Return the mangled name of the exported function that a call returns to; empty if there is none."""
     found = (ctypes.c_char_p * 4)()  # the file, where it begins, the name of the function, where that begins
-    # The call itself is before the address it returns to, which may be another function's already.
-    is_found = address and process.dladdr(address - 1, found)
-    return (found[2] or b"") if is_found else b""
+    # The call is before the address, which may be another function's already.
+    return (found[2] or b"") if address and process.dladdr(address - 1, found) else b""
 
 
 _NAMED: dict[int | None, str] = {}

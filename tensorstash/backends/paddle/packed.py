@@ -38,11 +38,15 @@ SETTINGS: WeakValueDictionary[int, Settings] = WeakValueDictionary()
 
 
 class _Call(threading.local):
-    settings: Settings | None = None
+    def __init__(self) -> None:
+        self.settings: Settings | None = None
+        """Of an operation, if it is one of those that note them."""
+        self.contexts: list[Any] = []
+        """For each ``PyLayer.apply``, the context if that has saved."""
 
 
 call = _Call()
-"""The call that is under way on this thread, if it is one of those that note their settings."""
+"""The calls that are under way on this thread."""
 
 
 class Scope:

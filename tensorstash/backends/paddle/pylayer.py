@@ -6,7 +6,6 @@ reference too many; and the result of ``unpack`` goes to the user as it is, so t
 ``recompute`` and silently ends second derivatives. Here it is done in Python, and C++ never sees a saved value.
 """
 
-import threading
 from collections.abc import Callable
 from functools import cache, partial, wraps
 from inspect import getattr_static
@@ -19,24 +18,15 @@ from paddle.autograd.py_layer import PyLayer, PyLayerBackward, PyLayerContext
 
 from tensorstash.backends.paddle.backward import Unrecorded, hook_failed
 from tensorstash.backends.paddle.hooks import STACK
-from tensorstash.backends.paddle.packed import Scope
+from tensorstash.backends.paddle.packed import Scope, call
 
 _SAVED = "_saved_by_tensorstash"
 
 
-class _Forwards(threading.local):
-    """The context that has saved, for each ``PyLayer.apply`` that is under way on this thread."""
-
-    def __init__(self) -> None:
-        self.running: list[PyLayerContext | None] = []
-
-
 def repair() -> None:
     """Replace the methods of Paddle that know of saved tensors."""
-    forwards = _Forwards()
-    context: Any = PyLayerContext
-    layer: Any = PyLayer
-    node: Any = PyLayerBackward
+    kinds: Any = PyLayerContext, PyLayer, PyLayerBackward
+    context, layer, node = kinds
     save, replaced, native = (
         context.save_for_backward,
         getattr_static(layer, "apply"),
@@ -50,22 +40,22 @@ def repair() -> None:
             return
         # On the instance, because backward reads it after the scope has ended.
         vars(ctx)[_SAVED] = tensors
-        if forwards.running:
-            forwards.running[-1] = ctx
+        if call.contexts:
+            call.contexts[-1] = ctx
 
     @classmethod  # type: ignore[misc]
     @wraps(layer.apply)
     def apply(cls: type[PyLayer], *args: Any, **kwargs: Any) -> Any:
-        forwards.running.append(None)
+        call.contexts.append(None)
         try:
             made = replaced.__get__(None, cls)(*args, **kwargs)
-            ctx, scope = forwards.running[-1], STACK.current()
+            ctx, scope = call.contexts[-1], STACK.current()
             if ctx is not None and scope is not None and scope.ready:
                 # Not before: Paddle counts an input that forward returns as modified.
                 vars(ctx)[_SAVED] = _each(Tensor, partial(_PackedTensor, scope), vars(ctx)[_SAVED])
             return made
         finally:
-            forwards.running.pop()
+            call.contexts.pop()
 
     def container(ctx: PyLayerContext) -> Any:
         saved = vars(ctx)
