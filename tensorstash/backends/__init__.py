@@ -1,7 +1,6 @@
 """One adapter per framework, found by name, by model, or among those that the program has loaded.
 
-A backend is registered under the import name of its framework, so that "is it loaded" is a look into ``sys.modules``
-and choosing one never imports a framework that the program does not use.
+A backend has the import name of its framework, so that choosing one imports none that the program does not use.
 """
 
 import sys
@@ -18,12 +17,7 @@ _IMPORT_NAMES = {"reference": "tensorstash.reference"}
 
 @cache
 def backend_named(name: str) -> Backend[Any]:
-    """Return the backend registered under ``name``; one instance per process.
-
-    Raises:
-        ConfigError: no such backend; the message has the nearest match.
-        MissingDependencyError: its framework is not installed, or of a version that lacks something.
-    """
+    """Return the backend registered under ``name``; one instance per process."""
     require(name)
     backend: Backend[Any] = registry.lookup("backends", name)()
     return backend

@@ -4,6 +4,7 @@ them."""
 import re
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -72,10 +73,8 @@ def installed(name: str) -> str | None:
     """Return the version of a framework of :data:`FRAMEWORKS` that is installed, or None."""
     package = FRAMEWORKS[name].package
     for distribution in (package, f"{package}-gpu"):
-        try:
+        with suppress(PackageNotFoundError):
             return version(distribution)
-        except PackageNotFoundError:
-            continue
     return None
 
 

@@ -1,10 +1,9 @@
 """The use that operations make of saved tensors: some must not get a lossy one.
 
 Each framework has a list of them, ``readers.txt``, that is measured: one saved tensor at a time goes through a lossy
-codec, and the gradients are compared. ``exact`` readers compare with the saved tensor, select by it, divide by its
-distance from a pole, or raise a power to it, which overflows where the saved values are far apart. ``relative`` readers
-divide by the saved tensor, take its sign, or have numbers that span many powers: rounding to fewer bits passes, codes
-of a group do not.
+codec, and the gradients are compared. ``exact`` readers compare with the saved tensor, select by it, or divide by its
+distance from a pole. ``relative`` readers divide by it or take its sign: rounding to fewer bits passes, codes of a
+group do not.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,8 @@
 """Codecs that run on devices: quantization in Triton, casts and masks in operators of PyTorch.
 
-A kernel never waits for the device, so the size of its payload must follow from the spec. A boolean whose byte is
-neither 0 nor 1, for which :class:`~tensorstash.codecs.pack_bits.PackBits` stores the tensor as it is on the host, comes
-back as true here, which is how PyTorch reads it. A NaN is cast to a NaN of the device's choice. Every other codec,
-``float64``, and devices without Triton have no kernel: the tensor crosses, and is encoded on the host.
+A boolean whose byte is neither 0 nor 1 comes back as true, which is how PyTorch reads it. A NaN is cast to a NaN of the
+device's choice. Every other codec, ``float64``, and devices without Triton have no kernel: the tensor crosses, and is
+encoded on the host.
 """
 
 from collections.abc import Callable

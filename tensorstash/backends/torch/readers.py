@@ -55,11 +55,9 @@ _VARYING: Mapping[str, _Change] = {
 class Readers:
     """Finds the readers of saved tensors in the graph that one thread records from now on.
 
-    A node is not reachable while its operation saves; it is from later results. So each tensor that
-    is packed shows the readers of earlier ones: the graph is walked back from it, over the nodes not walked before.
-    Nothing is kept of the graph but numbers. Readers that are not found stay unknown: those of the last operations, and
-    those of nodes that show nothing (of C++ extensions, of operations in place on views) or under the hooks of
-    others.
+    A node is not reachable while its operation saves; it is from later results. So each tensor that is packed shows
+    the readers of earlier ones: the graph is walked back from it, over the nodes not walked before. Those of the last
+    operations stay unknown, and those of nodes that show nothing: of C++ extensions, of operations in place on views.
     """
 
     __slots__ = ("_first", "_is_ours", "_walked")

@@ -65,7 +65,7 @@ def asked(kind: str, module: Any, index: int = 0) -> Accelerator | str:
 
 
 def _pinned_pages(nbytes: int) -> Array:
-    """Return memory of PyTorch's own, which rounds up to powers of two: where pages cannot be locked in place."""
+    """Return memory of PyTorch's own, which rounds up to powers of two, where pages cannot be locked in place."""
     try:
         array: Array = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
     except RuntimeError as refusal:
@@ -142,10 +142,7 @@ class DeviceStreams:
         return accelerator if isinstance(accelerator, str) else None
 
     def side_stream(self, device: str, direction: str, /) -> torch.Stream:
-        """Return the stream of the process for copies of that device in a direction.
-
-        PyTorch has 32 in all, and hands them out again: more than one pair would share with collectives.
-        """
+        """Return one stream for all sessions: PyTorch has 32, and hands them out again, to collectives, too."""
         side = self._sides.get((device, direction))
         if side is None:  # of two threads the later one takes that of the other
             assert (why := self.why_copies_wait(device)) is None, f"{device}: {why}"

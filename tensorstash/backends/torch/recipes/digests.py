@@ -55,18 +55,14 @@ def _odd(device: torch.device) -> Tensor:
 class Comparisons:
     """Digests on a device that backward compares, and looks at when it ends: that waits for the device, once.
 
-    Each backward has a list of its own, which its graph alone keeps. Two threads of one backward may begin two; each is
-    looked at.
+    Each backward has a list of its own, which its graph alone keeps; two threads of one backward may begin two.
     """
 
     def __init__(self) -> None:
         self._latest: tuple[int, ref[partial[None]] | None] = (-1, None)
 
     def require_equal(self, one: Tensor, other: Tensor, refuse: Callable[[], Exception]) -> None:
-        """Raise the error of ``refuse`` if two digests differ: out of the running backward, when it ends.
-
-        Where no backward runs, as for a saved tensor that the program looks at itself, the comparison waits.
-        """
+        """Raise the error of ``refuse`` if two digests differ: when the running backward ends; at once without one."""
         backward = torch._C._current_graph_task_id()
         if backward < 0:
             _read([(one != other, refuse)])

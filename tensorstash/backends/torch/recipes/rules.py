@@ -14,13 +14,9 @@ Settings = Callable[[Any], tuple[Hashable, ...] | None]
 
 
 class Input(NamedTuple):
-    """One operand of an operation.
+    """One operand of an operation: the name under which the node saves it, if it does, and whether it may be None.
 
-    Args:
-        saved: the name under which the node saves it; empty if it does not.
-        optional: whether the operation may have been given None for it.
-        place: its place, where the node saves several tensors under that name, as functions in Python do under
-            ``"tensors"``.
+    Functions in Python save several tensors under ``"tensors"``: ``place`` says which.
     """
 
     saved: str = ""
@@ -94,10 +90,8 @@ def _layer_norm(found: dict[Hashable, float], shape: tuple[int, ...], layer: Has
 
 
 def _layer_settings(node: Any) -> tuple[Hashable, ...]:
-    """Return the normalized dimensions, and the place of the weight, which tells one layer from another.
-
-    Not the address: trainers that shard weights gather them in fresh memory, under the same storage object.
-    """
+    """Return the normalized dimensions, and the place of the weight, which tells one layer from another."""
+    # Not its address: trainers that shard weights gather them in fresh memory, under the same storage object.
     weight = node._raw_saved_weight.data
     tensor = weight[1] if type(weight) is tuple else getattr(weight, "tensor", None)
     place = None if tensor is None else (tensor.untyped_storage()._cdata, tensor.storage_offset())
