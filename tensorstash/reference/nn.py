@@ -17,7 +17,6 @@ class Module:
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the output."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

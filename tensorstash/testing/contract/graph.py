@@ -132,12 +132,8 @@ class InPlaceSafety(Harness):
         }
 
 
-class _DeliberateError(Exception):
-    """Raised by a program under test."""
-
-
 def _fail(unpacked: Sequence[Tensor]) -> None:
-    raise _DeliberateError("deliberate")
+    raise RuntimeError("deliberate")
 
 
 class Ownership(Harness):
@@ -268,7 +264,7 @@ class Ownership(Harness):
             loss = lab.observe(inner.exp(), [inner], _fail).tanh().sum()
             session.drain()  # or there may be nothing yet that could be left
             if place == "forward":
-                raise _DeliberateError("deliberate")
+                raise RuntimeError("deliberate")
         lab.backward(loss)
 
     def _assert_nothing_is_left(self, tap: Watched, stash: Stash) -> None:

@@ -150,8 +150,8 @@ class SameTensor(Harness):
             leaf = lab.tensor(floats(4, 4), requires_grad=True)
             with self.scope(policy):
                 inner = leaf.tanh()
-                plain = lab.tensor(floats(4, 4))
-                loss = lab.observe(inner, [leaf, inner, plain], lambda got: seen.append(self._flags(got))).sum()
+                saved = [leaf, inner, lab.tensor(floats(4, 4))]
+                loss = lab.observe(inner, saved, lambda got: seen.append([*map(lab.requires_grad, got)])).sum()
             lab.backward(loss)
         assert seen[1] == seen[0], f"requires-grad of a leaf, a non-leaf and data is {seen[1]}, expected {seen[0]}"
 
@@ -175,9 +175,6 @@ class SameTensor(Harness):
             handle = session.pack(buffer[100:110])
         assert session.stats().live.nbytes == 40
         assert_same_bits(lab.bits(session.unpack(handle)), lab.bits(buffer)[100:110], "ten rows of a thousand")
-
-    def _flags(self, tensors: Sequence[Tensor]) -> list[bool]:
-        return [self.lab.requires_grad(tensor) for tensor in tensors]
 
     def _assert_observed_unchanged(self, saved: Sequence[Tensor], policy: HookPolicy, lab: Lab) -> None:
         expected = [(lab.bits(tensor), lab.layout(tensor)) for tensor in saved]
