@@ -14,13 +14,7 @@ from tensorstash.engine.stats import Stats
 
 
 def by_treatment(regions: Iterable[Region]) -> Mapping[str, tuple[str, ...]]:
-    """Return the names of blocks by their treatment.
-
-    >>> regions = Region("h.0"), Region("h.1")
-    >>> regions[0].judged("")
-    >>> by_treatment(regions)
-    {'checkpointed': ('h.0',), 'not called yet': ('h.1',)}
-    """
+    """Return the names of blocks by their treatment."""
     found: dict[str, tuple[str, ...]] = {}
     for region in regions:
         found[region.treatment] = (*found.get(region.treatment, ()), region.name)
@@ -48,14 +42,8 @@ def oldest_to_repeat(
     """Return how many of the oldest blocks are computed again, so that no excess is left and a step is shortest.
 
     The rest of the excess leaves while the blocks that have saved it run, but for the bytes that may be in flight, and
-    all of it before forward ends. The program waits for the rest.
-
-    Args:
-        block_bytes: saved by each block.
-        excess_bytes: over the budget.
-        seconds: that all blocks take forward.
-        bytes_per_s: that stores take; 0 where no bytes leave.
-        in_flight_bytes: that the program does not wait for.
+    all of it before forward ends, which takes the blocks these ``seconds``. The program waits for the rest. Where
+    stores take no bytes per second, nothing leaves.
 
     >>> [oldest_to_repeat([10] * 4, 20, 4.0, rate) for rate in (0, 4, 6, 20)]
     [2, 2, 0, 0]
