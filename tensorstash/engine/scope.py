@@ -1,4 +1,4 @@
-"""The scope of one thread inside of a block: a session's hooks, and the name of a module."""
+"""The scope of one thread inside of a block: the hooks of a session."""
 
 import threading
 from collections.abc import Callable
@@ -89,20 +89,3 @@ class Scope(Block, Generic[S]):
             self._thread.enters(self._outside)
         _innermost.set(self._around)
         self._outside = None
-
-
-class InModule(Block):
-    """A block on a thread that belongs to the module of a name."""
-
-    def __init__(self, thread: Thread, name: str) -> None:
-        self._thread, self._name = thread, name
-        self._outer: str | None = None  # while the name is in force
-
-    def enter(self) -> None:
-        self._outer = self._thread.module
-        self._thread.is_inside(self._name)
-
-    def undo(self) -> None:
-        if self._outer is not None:
-            self._thread.is_inside(self._outer)
-            self._outer = None

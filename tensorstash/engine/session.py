@@ -21,10 +21,11 @@ from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher, Stretch
 from tensorstash.engine.readers import Reading
 from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.residency import Residency
-from tensorstash.engine.scope import InModule, Scope, Thread
+from tensorstash.engine.scope import Scope, Thread
 from tensorstash.engine.sender import Sender
 from tensorstash.engine.stats import Stats
 from tensorstash.engine.stream_content import StreamContent
+from tensorstash.host.blocks import Switched
 from tensorstash.host.forks import renew_after_fork
 from tensorstash.host.pages import peak_bytes
 from tensorstash.host.workers import Workers
@@ -138,7 +139,8 @@ class Session(Generic[T]):
 
     def module(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager in which saved tensors belong to the module ``name``."""
-        return InModule(self._thread, name)
+        thread = self._thread
+        return Switched(lambda: thread.module, thread.is_inside, name)
 
     def region(self, name: str) -> Region:
         return self.regions[name]
