@@ -146,11 +146,14 @@ def is_called_by(module: str, owner: str = "") -> bool:
     return False
 
 
-def left_out_of_order(is_removed: bool) -> BackendError:
-    """Return the error of a pair of hooks that is not the innermost where it is left; removed, or gone before."""
+def left_out_of_order(is_removed: bool, error: BaseException | None) -> None:
+    """Raise that hooks are not the innermost where they are left, removed or gone before; or note it on an ``error``.
+
+    An exception that ends the block arrives, Ctrl-C above all: it may have stopped others between their two halves.
+    """
     gone = "these were no longer in force on this thread: somebody else left twice, or first"
     state = "the hooks that were entered later are still in force, these are removed" if is_removed else gone
-    return BackendError(
-        f"saved-tensor hooks were left in another order than they were entered; {state}; "
-        f"leave `with` blocks innermost first, on the thread that entered them"
-    )
+    text = f"saved-tensor hooks were left in another order than they were entered; {state}"
+    if error is None:
+        raise BackendError(f"{text}; leave `with` blocks innermost first, on the thread that entered them")
+    error.add_note(text)

@@ -49,3 +49,15 @@ def test_leaving_in_another_order_is_an_error_and_the_others_stay(framework, hoo
     assert [log.packs for log in logs] == [0, 1, 1]
     with pytest.raises(BackendError, match="no longer in force"):
         scopes[0].__exit__(None, None, None)
+
+
+def test_ctrl_c_between_the_halves_of_other_hooks_arrives_as_such(framework, hooks, foreign):
+    log, error = Log(), KeyboardInterrupt()
+    scope, others = hooks(log), foreign(Log())
+    scope.__enter__()
+    others.__enter__()
+    assert not scope.__exit__(KeyboardInterrupt, error, None)
+    assert "another order" in "".join(error.__notes__)
+    others.__exit__(None, None, None)
+    framework.save_one()
+    assert log.packs == 0

@@ -112,7 +112,7 @@ class HookStack:
             if scope is not None:
                 self._remove(scope)
         if scope is None or not is_innermost:
-            raise left_out_of_order(scope is not None)
+            return left_out_of_order(scope is not None, error)
         failure = scope.end()
         try:
             if failure is not None and error is None:

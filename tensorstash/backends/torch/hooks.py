@@ -84,7 +84,7 @@ class HookScope(Block):
                 self._is_left = True
             return
         self._is_left = True
-        raise left_out_of_order(self._remove_from_below())
+        left_out_of_order(self._remove_from_below(), error)
 
     @opaque
     def undo(self) -> None:
