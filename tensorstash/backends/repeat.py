@@ -3,6 +3,7 @@
 import io
 import pickle
 import random
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 
 from tensorstash.abilities.checkpoints import ALREADY, CHECKPOINTED, Region
 from tensorstash.backends.forward import is_called_by
-from tensorstash.errors import modified
+from tensorstash.errors import SavedTensorModifiedError, StashError, modified
 
 _NOT_CALLED = object()
 
@@ -117,12 +118,22 @@ class Again:
         for part in self.parts:  # in a loop of its own, since each call asks
             self.parts += [each for each in getattr(part, self.framework.inside).values() if each is not None]
         self._modes = [part.training for part in self.parts]
+        self._weights: list[tuple[Any, str, int]] = []
 
     def __call__(self, *tensors: Any) -> Any:
         args, kwargs = filled(self._arguments, tensors)
         if not self.is_called:
-            self.is_called = True
-            return self.call(*args, **kwargs)
+            outputs = self.call(*args, **kwargs)
+            self.was_called()
+            return outputs
+        for reference, name, expected in self._weights:
+            weight = reference()
+            if weight is not None and (version := self.region.backend.version(weight)) != expected:
+                raise SavedTensorModifiedError(
+                    f"block {self.region.name} is computed again in backward, but its {name} has been modified "
+                    f"by an inplace operation since the forward pass: it is at version {version}; expected version "
+                    f"{expected} instead. Call backward before that operation, such as a step of the optimizer."
+                )
         modes = zip(self.parts, self._modes, strict=True)
         changed = [(vars(part), "training", mode) for part, mode in modes if part.training is not mode]
         if self.region.writes:
@@ -131,6 +142,13 @@ class Again:
             changed += [(space, key, copies[id(buffer)]) for space, key, buffer in buffers]
         with _exchanged(changed):
             return self.call(*args, **kwargs)
+
+    def was_called(self) -> None:
+        """Have all calls from now on repeat the one that has just ended, with the same weights."""
+        self.is_called = True
+        held = self.held(buffers=False)
+        # Sharding and offloading replace weights, and free those that they have replaced.
+        self._weights = [(weakref.ref(weight), key, self.region.backend.version(weight)) for _, key, weight in held]
 
     def held(self, *, buffers: bool) -> list[tuple[dict[str, Any], str, Any]]:
         """Return the buffers, or else the weights, of the module, each with its dictionary and its name there."""
@@ -189,11 +207,7 @@ def call_again(
         again = Again(region, module, call, arguments)
         if region.refusal is not None:
             return framework.repeat(again, tensors)
-        outputs = _first_call(again, tensors, args, kwargs)
-        if not region.is_repeated:
-            return outputs
-        with again.without_others():
-            return framework.repeat(again, tensors)
+        return _first_call(again, tensors, args, kwargs)
     return _NOT_CALLED
 
 
@@ -203,7 +217,7 @@ def _first_call(again: Again, tensors: list[Any], args: tuple[Any, ...], kwargs:
     The first call is that of the program: where the module is refused, nothing has to be undone. What it has saved
     stays in memory then, so that blocks of the same modules are refused without a call of theirs.
 
-    Returns the outputs of that call, but None where the module can be called again.
+    Returns the outputs, or :data:`_NOT_CALLED`.
     """
     region, kinds = again.region, tuple(map(type, again.parts))
     if kinds in region.refused:
@@ -217,7 +231,7 @@ def _first_call(again: Again, tensors: list[Any], args: tuple[Any, ...], kwargs:
     if kinds != tuple(map(type, again.parts)):  # it has made its weights
         return outputs
     end = again.framework.numbers(tensors)
-    again.is_called = True
+    again.was_called()
     after = _state(again, (args, kwargs), weights, alive)
     changes = [name for name in {**after, **before} if before.get(name) != after.get(name)]
     refusal = next((name for name in changes if name != _BUFFERS), refusal)
@@ -227,12 +241,17 @@ def _first_call(again: Again, tensors: list[Any], args: tuple[Any, ...], kwargs:
         try:
             with again.without_others():
                 _, saved_again, _, _ = _run(again, tensors, partial(again, *tensors), keeps=False)
-            if saved == saved_again:
-                begin()
-                return None
-            refusal = "saves other values when it is called again, without hooks of others"
+            if saved != saved_again:
+                refusal = "saves other values when it is called again, without hooks of others"
         except Exception as error:
             refusal = f"raises {type(error).__name__} when it is called again"
+        if not refusal:
+            begin()
+            del outputs  # with all that the first call has saved
+            with again.without_others():
+                outputs = again.framework.repeat(again, tensors)
+            end()  # a later call may draw fewer numbers, as it finds what the first has kept
+            return outputs
         end()
         region.judged(refusal)
     region.refused[kinds] = refusal
@@ -329,6 +348,12 @@ def _run(
 
     def unpack(packed: Any) -> Any:
         refusals.append("computes gradients of its own")
+        if packed is None:
+            raise StashError(
+                f"block {again.region.name} was called twice for its proof, and left tensors of the second call "
+                f"outside of it, such as in a list of losses, from which backward was called: return them, or choose "
+                f"other blocks by checkpoint:blocks="
+            )
         alias, version = packed
         if (now := backend.version(alias)) != version:
             raise modified(backend.describe(alias), now, version)

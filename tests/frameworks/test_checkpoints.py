@@ -393,3 +393,13 @@ def test_a_model_that_is_in_eval_before_backward_repeats_the_call_of_training(fr
     plain, model = results(trained()), trained()
     ts.wrap(model, "checkpoint | compress", min_bytes=0)
     assert results(model) == plain
+
+
+def test_weights_that_are_modified_before_backward_are_an_error_and_no_wrong_gradient(blocks, x):
+    ts.wrap(model := blocks.model(), "checkpoint | compress", min_bytes=0)
+    for _ in range(2):
+        earlier, loss = (model(x).square().sum() for _ in range(2))
+        loss.backward()
+        blocks.lab.descend(model.blocks[1].up.bias, 0.01)
+        with pytest.raises(Exception, match=r"blocks\.1 is computed again in backward, but its bias has been modified"):
+            earlier.backward()

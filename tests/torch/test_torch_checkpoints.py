@@ -2,7 +2,7 @@
 
 import random
 import time
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
+from tensorstash.errors import StashError
 from tensorstash.testing.labs.torch import TorchLab
 from tests.frameworks.blocks import Blocks
 from tests.frameworks.steps import bits
@@ -179,6 +180,22 @@ def test_adapters_on_frozen_blocks_are_as_without(x):
 
     stats = BLOCKS.trained_alike(lambda: BLOCKS.model(made=adapted), x)
     assert set(stats.blocks) == {CHECKPOINTED}
+
+
+def test_noise_that_a_first_call_draws_once_for_all_is_drawn_once(x):
+    def made():
+        noise = cache(torch.randn)
+        return BLOCKS.model(after=lambda block, y: y * noise(16, generator=None))
+
+    assert set(BLOCKS.trained_alike(made, x).blocks) == {CHECKPOINTED}
+
+
+def test_a_backward_from_what_a_proof_has_left_outside_of_the_block_is_an_error_that_says_so(x):
+    losses = []
+    ts.wrap(model := BLOCKS.model(after=lambda block, y: (losses.append(y.square().sum()), y)[1]), "checkpoint")
+    model(x)
+    with pytest.raises(StashError, match=r"block blocks\.\d was called twice for its proof"):
+        sum(losses).backward()
 
 
 def test_gradients_are_accumulated_and_kept_graphs_run_twice(x):
