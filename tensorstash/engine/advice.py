@@ -164,7 +164,7 @@ class Adviser:
         elif not stats.seen.tensors:
             self.say(
                 "nothing was seen: autograd saved no tensor inside. The forward pass has to run inside, on the thread "
-                "that enters, and not as one program of paddle.jit.to_static"
+                "that enters, and neither under hooks entered later nor as one program of paddle.jit.to_static"
             )
         elif not (self._only_keeps or stats.stashed.tensors or stats.deduplicated.tensors or stats.recomputed):
             kept = sorted(stats.kept.items(), key=lambda item: item[1].nbytes, reverse=True)

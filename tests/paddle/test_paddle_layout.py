@@ -160,6 +160,12 @@ def test_what_only_views_of_memory_can_rebuild_is_kept_and_says_why(backend, req
     assert [backend.keep_reason(tensor) for tensor in tensors] == ["FLAGS_use_stride_kernel is off"] * 3
 
 
+def test_a_view_between_elements_is_kept(backend):
+    between, whole = (paddle.as_strided(paddle.rand([8, 12]), [5, 5], [13, 1], offset) for offset in (3, 4))
+    assert backend.keep_reason(between) == "between the elements of its memory"
+    assert backend.keep_reason(whole) is None
+
+
 def test_plain_tensors_are_stashed(without_stride_kernels, backend):
     for shape in ([], [5], [3, 4], [1, 4, 1]):
         tensor = paddle.rand(shape)

@@ -72,6 +72,8 @@ class Parameters:
         is_strided = not is_plain(tuple(tensor.shape), tuple(tensor.strides), tensor._offset(), dtype)
         if is_strided and not paddle.get_flags(_STRIDES)[_STRIDES]:
             return "FLAGS_use_stride_kernel is off"
+        if is_strided and tensor._offset() % tensor.element_size():
+            return "between the elements of its memory"
         known = self._found().get(tensor.data_ptr() - tensor._offset())
         parameter = None if known is None else known()
         is_view = parameter is not None and parameter._is_shared_buffer_with(tensor)
