@@ -58,7 +58,7 @@ class ReferenceBackend:
             is_left_over = bool(stack)
             stack[:] = outer
             if is_left_over:
-                raise BackendError("hooks that were entered inside of suspended() are in force at its end")
+                raise BackendError("hooks entered inside of suspended() outlast it: leave them innermost first")
 
     def keep_reason(self, tensor: Tensor, /) -> str | None:
         if type(tensor) is not Tensor:
