@@ -90,6 +90,22 @@ def test_hooks_that_outlast_the_region_are_an_error_and_those_around_are_back(fr
     assert saved(inner) == 0
 
 
+def test_an_interrupt_that_passes_hooks_left_in_the_region_arrives(framework, start, stash):
+    inner = ts.stash(ts.Compress(), framework=framework, min_bytes=0)
+
+    def interrupted():
+        inner.__enter__()
+        raise KeyboardInterrupt
+
+    with stash:
+        with pytest.raises(KeyboardInterrupt), ts.suspended(framework=framework):
+            interrupted()
+        inner.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+        start.exp()
+    assert saved(stash) > 0
+    assert saved(inner) == 0
+
+
 def test_a_backward_inside_asks_for_what_was_saved_before(framework, start, stash):
     (start * 2.0).exp().sum().backward()
     expected, start.grad = start.grad.tolist(), None

@@ -13,6 +13,8 @@ from weakref import ref
 from tensorstash.errors import BackendError, ConfigError
 from tensorstash.protocols import Undo
 
+LEFT_OVER = "saved-tensor hooks that were entered inside of suspended() are still in force at its end, and taken off"
+
 Scope = Callable[[], Any]
 """Makes a context manager for a call; some adapters take other things."""
 
@@ -147,13 +149,14 @@ def is_called_by(module: str, owner: str = "") -> bool:
 
 
 def left_out_of_order(is_removed: bool, error: BaseException | None) -> None:
-    """Raise that hooks are not the innermost where they are left, removed or gone before; or note it on an ``error``.
-
-    An exception that ends the block arrives, Ctrl-C above all: it may have stopped others between their two halves.
-    """
+    """Raise that hooks are left that are not the innermost, removed or gone before; or note it on an ``error``."""
     gone = "these were no longer in force on this thread: somebody else left twice, or first"
     state = "the hooks that were entered later are still in force, these are removed" if is_removed else gone
-    text = f"saved-tensor hooks were left in another order than they were entered; {state}"
+    raise_or_note(f"saved-tensor hooks were left in another order than they were entered; {state}", error)
+
+
+def raise_or_note(text: str, error: BaseException | None) -> None:
+    """Raise that hooks were left wrongly; or note it on an ``error``, as Ctrl-C may have stopped others half-way."""
     if error is None:
         raise BackendError(f"{text}; leave `with` blocks innermost first, on the thread that entered them")
     error.add_note(text)

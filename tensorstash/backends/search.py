@@ -44,7 +44,7 @@ class Search:
     output: Callable[..., tuple[Any, int]]
     """Returns how an output of a node is made, and in how many operations; raises NoRecipe if it cannot be."""
 
-    def __init__(self, rules: Mapping[str, Any], ops: frozenset[str] | None, depth: int, producers: Any = None) -> None:
+    def __init__(self, rules: Mapping[str, Any], ops: frozenset[str] | None, depth: int, producers: Any) -> None:
         self._rules, self._ops, self._depth, self._producers = rules, ops, depth, producers
         self._left = _STEPS
         self.inputs: list[Any] = []

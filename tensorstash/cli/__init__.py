@@ -28,7 +28,7 @@ VERBS = ("compare", "doctor", "estimate", "run")
 def usage() -> str:
     """Return the verbs and their usage."""
     width = max(map(len, VERBS))
-    lines = [f"  {verb:<{width}}  {str(_module(verb).__doc__).partition(chr(10))[0]}" for verb in VERBS]
+    lines = [f"  {verb:<{width}}  {(_module(verb).__doc__ or '').partition(chr(10))[0]}".rstrip() for verb in VERBS]
     return "\n".join((_USAGE, *lines, "", "tensorstash VERB --help tells more."))
 
 

@@ -38,7 +38,7 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="2 or more; the first does not count (5)")
     options = parser.parse_args(words[:split])
     if (options.script is None) == (options.module is None):
-        parser.error("which program? Name a script, or -m MODULE")
+        parser.error("no program is named: name a script, or -m MODULE")
     if options.steps < 2:
         parser.error(f"--steps: got {options.steps}, expected 2 or more: the first step does not count")
     refuse_missing(parser, options.script or "-m")

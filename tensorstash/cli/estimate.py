@@ -1,4 +1,4 @@
-"""Say how many bytes a model saves for backward, and how many each policy would leave, without training it.
+"""Count the bytes that a model saves for backward, and those that each policy leaves, without training it.
 
 tensorstash estimate MODULE:CALLABLE [--json]
 

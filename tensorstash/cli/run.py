@@ -41,7 +41,9 @@ def parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Na
     options.program = list(words[count:])
     first = (options.program or [""])[0]
     if not first or options.program == ["-m"]:
-        parser.error("which program? Name a script, or -m MODULE")
+        parser.error("no program is named: name a script, or -m MODULE")
+    if first == "-c":
+        parser.error("got -c in place of a script: write the program into a file, or name a module behind -m")
     if first.startswith("-") and first != "-m":
         parser.error(f"got {first!r} in place of a script; options of Python stand before -m: python {first} -m ...")
     refuse_missing(parser, first)

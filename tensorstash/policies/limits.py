@@ -28,8 +28,8 @@ class Limits:
         writers: threads that encode and store.
         readers: threads that load and decode.
         timeout_s: how long to wait for a store that does not answer before an error says so, in seconds.
-        pinned: bytes of host memory that may be page-locked for copies from and to devices; by default half of the
-            machine's or container's, for all sessions of its processes. Tensors beyond it stay on their device.
+        pinned: bytes of host memory to page-lock for copies from and to devices; by default all sessions of a process
+            share its part of half of the machine's or container's. Tensors beyond it stay on their device.
 
     Raises:
         ConfigError: a value is none of these.

@@ -1,4 +1,4 @@
-"""Different policies for different tensors, and the policy of those who name none."""
+"""Different policies for different tensors, and the default policy."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar

@@ -9,6 +9,7 @@ from tensorstash.reference import ops
 from tensorstash.reference.autograd.engine import backward
 from tensorstash.reference.autograd.graph import is_grad_enabled
 from tensorstash.reference.errors import InplaceError
+from tensorstash.reference.storage.layout import repeats
 from tensorstash.reference.tensor import Tensor
 
 
@@ -19,7 +20,7 @@ def update(target: Tensor, operation: Callable[..., Tensor], *operands: Any) -> 
     Bumps the version that all tensors over the storage share.
 
     Raises:
-        InplaceError: `target` is a leaf that requires grad, or a view, while gradients are recorded.
+        InplaceError: `target` is a leaf that requires grad, or a view, while gradients are recorded; or it is expanded.
         ValueError: the result has another shape or type than `target`.
     """
     recorded = is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (target, *operands))
@@ -29,6 +30,8 @@ def update(target: Tensor, operation: Callable[..., Tensor], *operands: Any) -> 
             f"{kind} is being used in an in-place operation while gradients are recorded; do it under no_grad() to "
             "change the memory alone, or work on a clone()"
         )
+    if repeats(target.shape, target.strides):
+        raise InplaceError("several elements of an expanded tensor are in a single memory location; clone() it first")
     value = operation(ops.clone(target) if recorded else target, *operands)
     if value.meta != target.meta:
         raise ValueError(f"in-place {operation.__name__}: the result, {value.meta}, does not fit into {target.meta}")
@@ -49,6 +52,7 @@ _METHODS: dict[str, Any] = {
     "__mul__": ops.mul,
     "__rmul__": ops.mul,
     "__gt__": ops.gt,
+    "__bool__": lambda self: bool(self.item()),
     "__matmul__": ops.matmul,
     "__getitem__": ops.getitem,
     "add_": lambda self, other: update(self, ops.add, other),

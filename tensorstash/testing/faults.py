@@ -34,7 +34,7 @@ CodecFault = Literal[
 ]
 
 Behaviour = Callable[..., Any]
-"""What happens in place of a call; gets the real call and its arguments."""
+"""The replacement of a call; gets the real call and its arguments."""
 
 
 class Intercepted:

@@ -47,10 +47,10 @@ class Layout:
 
 
 class Lab(ABC):
-    """What a suite needs of one framework beside its tensors.
+    """Operations of one framework that a suite needs beside those of its tensors.
 
-    Tensors record gradients as the framework does, and have what all of them spell alike: ``*``, ``@``, slices, rows by
-    an ``int64`` tensor, ``T``, ``exp``, ``tanh``, ``sum``, ``softmax(axis)``, ``expand`` and ``reshape``.
+    Tensors record gradients as the framework does, and share some operations: ``+``, ``*``, ``@``, slices, rows by an
+    ``int64`` tensor, ``T``, ``exp``, ``tanh``, ``sum``, ``softmax(axis)``, ``expand`` and ``reshape``.
 
     Attributes:
         name: the backend's registered name.

@@ -40,6 +40,12 @@ def test_without_words_the_verbs_are_listed(capsys: pytest.CaptureFixture[str]) 
     assert max(map(len, listed.splitlines())) <= 120
 
 
+def test_the_verbs_are_listed_where_python_drops_docstrings() -> None:
+    help_of = [sys.executable, "-OO", "-m", "tensorstash", "--help"]
+    done = subprocess.run(help_of, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split("\n\n")[1:2] == ["\n".join(f"  {verb}" for verb in VERBS)], done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
@@ -68,9 +74,10 @@ def test_a_word_that_is_no_verb_and_no_program_is_said_with_the_verbs(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "which program?"),
-        (["-m"], "which program?"),
+        ([], "no program is named"),
+        (["-m"], "no program is named"),
         (["-X", "dev", "train.py"], "options of Python stand before -m: python -X -m"),
+        (["-c", "print(1)"], "write the program into a file, or name a module behind -m"),
         (["no_such_program.py"], "there is no file 'no_such_program.py'"),
         (["--budget"], "argument --budget: expected one argument"),
         (["--policy", "keep", "--policy=compress", "train.py"], "join the steps by |, or let tensorstash compare run"),

@@ -76,8 +76,8 @@ def test_a_script_without_an_optimizer_is_refused(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "which program?"),
-        (["train.py", "-m", "train"], "which program?"),
+        ([], "no program is named"),
+        (["train.py", "-m", "train"], "no program is named"),
         (["train.py", "--steps", "1"], "expected 2 or more"),
         (["no_such_program.py"], "there is no file 'no_such_program.py'"),
     ],

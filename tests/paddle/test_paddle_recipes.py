@@ -96,6 +96,13 @@ def test_settings_do_not_outlive_their_node():
         assert stats.without_recipe["GeluGradNode does not tell its settings"].tensors == 20
 
 
+def test_a_statistic_is_not_taken_for_another_of_its_operation():
+    around = stash()
+    with around:
+        F.layer_norm(leaf(noise(4, 16)) * 2, 16).detach()
+    assert around.stats().without_recipe["a statistic of LayerNormGradNode"].tensors == 2
+
+
 def test_a_node_at_the_address_of_one_that_is_gone_is_not_taken_for_it():
     x, other = leaf(noise(6, 4)), leaf(noise(6, 4, seed=1))
 

@@ -195,13 +195,7 @@ class HookScope(Block):
 
 
 def _checked(pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
-    """Return a pair that does the same and always gives back a tensor that Paddle reads rightly.
-
-    Paddle checks nothing of the result of ``unpack`` and takes only its allocation. Its own pairs are written for that:
-    recompute's returns the right allocation under a shape of its own.
-    """
-    if all(str(getattr(hook, "__module__", "")).partition(".")[0] == "paddle" for hook in (pack, unpack)):
-        return pack, unpack
+    """Return a pair that does the same for Paddle, which takes only the allocation of a result and checks nothing."""
 
     def checked_pack(tensor: Tensor) -> tuple[TensorSpec | None, Any] | Tensor:
         has_memory = tensor._is_initialized()
@@ -232,7 +226,10 @@ def repair() -> None:
     pairs: Any = saved_tensors_hooks
 
     def __enter__(hooks: Any) -> None:  # noqa: N807
-        STACK.push(hooks, *_checked(hooks.pack_hook, hooks.unpack_hook))
+        pair = hooks.pack_hook, hooks.unpack_hook
+        # Recompute's own pair returns the right allocation, under a shape of its own.
+        is_own = str(getattr(pair[0], "__module__", "")).startswith("paddle.distributed.fleet.recompute.")
+        STACK.push(hooks, *(pair if is_own else _checked(*pair)))
 
     def __exit__(hooks: Any, kind: Any, error: Any, trace: Any) -> None:  # noqa: N807
         STACK.pop(hooks, error)

@@ -207,8 +207,9 @@ class Producers(recipes.Producers[Tensor]):
         node = node_of(tensor)
         if node is None:
             return None
-        first = _is_first(node, tensor)
-        return (node.node_ptr(), first) if kind_of(node) in (OUTPUTS if first else RULES) else None
+        kind, first = kind_of(node), _is_first(node, tensor)
+        is_asked_for = kind in OUTPUTS if first else kind in self._rules and self._rules[kind].mask
+        return (node.node_ptr(), first) if is_asked_for else None
 
 
 def _is_first(node: Any, tensor: Tensor) -> bool:

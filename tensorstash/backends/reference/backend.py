@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any, ClassVar
 from weakref import ref
 
-from tensorstash.backends.forward import replace_method
+from tensorstash.backends.forward import LEFT_OVER, raise_or_note, replace_method
 from tensorstash.backends.reference.devices import DeviceKernels, DeviceLayouts, DeviceStreams, elements, laid_out
 from tensorstash.backends.reference.producers import Producers
 from tensorstash.errors import BackendError
@@ -18,6 +18,19 @@ from tensorstash.reference.nn import Module
 from tensorstash.spec import ALIGNMENT, TensorSpec
 
 
+class HookScope(saved_tensors_hooks):
+    """See :meth:`tensorstash.abilities.Backend.hooks`."""
+
+    def __init__(self, pack: Any, unpack: Any, /, *, trusted: bool = False) -> None:
+        super().__init__(pack, unpack)
+
+    def __exit__(self, *raised: Any) -> None:
+        try:
+            super().__exit__(*raised)
+        except HookError as wrong:
+            raise BackendError(str(wrong)) from wrong
+
+
 class ReferenceBackend:
     """Tensors and modules of ``tensorstash.reference``, in host memory and on the simulated accelerators.
 
@@ -26,6 +39,7 @@ class ReferenceBackend:
 
     name: ClassVar[str] = "reference"
     backward_writes: ClassVar[bool] = False
+    hooks = HookScope
     kernels = DeviceKernels()
     layouts = DeviceLayouts()
     streams = DeviceStreams()
@@ -40,14 +54,6 @@ class ReferenceBackend:
         return isinstance(obj, Tensor | Module)
 
     @contextmanager
-    def hooks(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], /, *, trusted: bool = False) -> Any:
-        try:
-            with saved_tensors_hooks(pack, unpack):
-                yield
-        except HookError as error:
-            raise BackendError(str(error)) from error
-
-    @contextmanager
     def suspended(self) -> Iterator[None]:
         stack = hook_stack()
         outer = stack[:]
@@ -57,8 +63,8 @@ class ReferenceBackend:
         finally:
             is_left_over = bool(stack)
             stack[:] = outer
-            if is_left_over:
-                raise BackendError("hooks entered inside of suspended() outlast it: leave them innermost first")
+        if is_left_over:
+            raise_or_note(LEFT_OVER, None)
 
     def keep_reason(self, tensor: Tensor, /) -> str | None:
         if type(tensor) is not Tensor:

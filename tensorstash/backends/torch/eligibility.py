@@ -23,7 +23,7 @@ _REASONS = {
 """Why tensors with a key whose name begins like that are kept."""
 
 _FLAGS = ("Conjugate", "Negative", "ADInplaceOrView")
-# PyTorch's own list of the keys of strided tensors, one for each type of device, and the type that is not in it.
+# Of PyTorch's own list, so that a device that it learns of later is plain, too; FPGA alone is missing there.
 _DEVICES = (*(key.name for key in torch._C._functionality_to_backend_keys(torch._C.DispatchKey.Dense)), "FPGA")
 _PLAIN_KEYS = frozenset((*_FLAGS, *_DEVICES)).difference(*_REASONS.values())
 

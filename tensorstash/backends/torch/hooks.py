@@ -13,8 +13,7 @@ from torch._C._autograd import (
 )
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
-from tensorstash.backends.forward import left_out_of_order
-from tensorstash.errors import BackendError
+from tensorstash.backends.forward import LEFT_OVER, left_out_of_order, raise_or_note
 from tensorstash.host.blocks import Block
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -130,19 +129,15 @@ class Suspended(Block):
             _pop_saved_tensors_default_hooks()
 
     @opaque
-    def leave(self, *raised: object) -> None:
+    def leave(self, kind: Any, error: BaseException | None, trace: Any, /) -> None:
         if self._thread != get_ident():
-            raise BackendError("suspended() was left on another thread than it was entered on; leave it on that one")
-        is_left_over = False
+            return raise_or_note("suspended() was left on another thread than it was entered on", error)
+        is_left_over = _top_saved_tensors_default_hooks(True) is not None
         while _top_saved_tensors_default_hooks(True) is not None:
-            is_left_over = True
             _pop_saved_tensors_default_hooks()
         self.undo()
         if is_left_over:
-            raise BackendError(
-                "saved-tensor hooks that were entered inside of suspended() are still in force at its end; they are "
-                "taken off. Leave `with` blocks innermost first, on the thread that entered them"
-            )
+            raise_or_note(LEFT_OVER, error)
 
     @opaque
     def undo(self) -> None:

@@ -37,7 +37,8 @@ class _Kernel(NamedTuple):
 def kernel(codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
     """See :meth:`tensorstash.abilities.Kernels.kernel`."""
     kind = spec.device.partition(":")[0]
-    return device_kernel(codec, spec) if kind != "cpu" and runs_triton(kind) else None
+    may_have = kind != "cpu" and isinstance(codec, Affine | AsType | PackBits)  # else Triton is imported for nothing
+    return device_kernel(codec, spec) if may_have and runs_triton(kind) else None
 
 
 def device_kernel(codec: Codec, spec: TensorSpec) -> Kernel[Tensor] | None:
@@ -51,7 +52,7 @@ def device_kernel(codec: Codec, spec: TensorSpec) -> Kernel[Tensor] | None:
 
 @cache
 def runs_triton(kind: str) -> bool:
-    """Whether Triton is there, which takes time to import, and has a driver for devices of a type of PyTorch's."""
+    """Whether Triton is there, and has a driver for devices of a type of PyTorch's."""
     if find_spec("triton") is None:
         return False
     driver: Any = resolve_name("triton.runtime:driver")

@@ -21,19 +21,20 @@ def backward(output: Tensor, gradient: Tensor | None = None, retain_graph: bool 
     _walk(output, gradient, None, retain_graph, create_graph=False)
 
 
-def grad(output: Tensor, inputs: Sequence[Tensor], *, create_graph: bool = False) -> tuple[Tensor | None, ...]:
-    """Give the gradients of an output of one element with respect to `inputs`; no `grad` attribute changes.
+def grad(output: Tensor, inputs: Tensor | Sequence[Tensor], *, create_graph: bool = False) -> tuple[Tensor | None, ...]:
+    """Give the gradients of an output of one element with respect to one or more `inputs`; no `grad` attribute changes.
 
     A gradient is None where the output does not depend on an input. `create_graph` records the computation, for higher
     derivatives, and keeps saved tensors.
 
     >>> from tensorstash.reference import tensor
     >>> x = tensor(3.0, requires_grad=True)
-    >>> (first,) = grad(x * x * x, [x], create_graph=True)
+    >>> (first,) = grad(x * x * x, x, create_graph=True)
     >>> first.item(), grad(first, [x])[0].item()
     (27.0, 18.0)
     """
-    found = _walk(output, None, [_node_of(x) for x in inputs], create_graph, create_graph)
+    wanted = [inputs] if isinstance(inputs, Tensor) else inputs
+    found = _walk(output, None, [_node_of(x) for x in wanted], create_graph, create_graph)
     return tuple(g if g is None or create_graph else g.detach() for g in found)
 
 

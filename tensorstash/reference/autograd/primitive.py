@@ -131,8 +131,8 @@ class Primitive(Operation):
         """Compute, and record if an operand requires grad; tensors must agree in device and element type."""
         tensors = [x for x in operands if isinstance(x, Tensor)]
         devices = {x.device: None for x in tensors}
-        if len(devices) > 1:
-            raise DeviceError(f"{self.__name__} needs its tensors on one device, got {' and '.join(devices)}")
+        if len(devices) != 1:
+            raise DeviceError(f"{self.__name__} needs its tensors on one device, got {' and '.join(devices) or 'none'}")
         space = memory(attributes.get("device", tensors[0].device))
         common = self._common_dtype(operands)
         launch = None if space.is_host else driver().launch
@@ -165,9 +165,10 @@ class Primitive(Operation):
         if len(dtypes) > 1:
             raise TypeError(f"{self.__name__} got tensors of {' and '.join(dtypes)}; use astype() on all but one")
         (common,) = dtypes.values()
-        for x in data:
-            if not isinstance(x, Tensor) and not np.can_cast(np.min_scalar_type(x), common.carrier, "same_kind"):
-                raise TypeError(f"{self.__name__} got {x!r} and a tensor of {common}; use astype() on the tensor")
+        for x in (x for x in data if not isinstance(x, Tensor)):
+            if np.ndim(x) or not np.can_cast(np.min_scalar_type(x), common.carrier, "same_kind"):
+                cure = "tensor() on the array" if np.ndim(x) else "astype() on the tensor"
+                raise TypeError(f"{self.__name__} got {x!r} and a tensor of {common}; use {cure}")
         return common
 
 

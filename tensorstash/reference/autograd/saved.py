@@ -92,11 +92,13 @@ class saved_tensors_hooks:  # noqa: N801  (the name both frameworks give it)
     def __enter__(self) -> None:
         hook_stack().append(self)
 
-    def __exit__(self, *_: object) -> None:
-        stack = hook_stack()
-        if self not in stack:
-            raise HookError("saved_tensors_hooks was exited in a thread that has not entered it")
-        inner = stack[::-1].index(self)
-        del stack[-1 - inner]
-        if inner:
-            raise HookError("saved_tensors_hooks scopes were exited out of order: an inner scope is still open")
+    def __exit__(self, kind: object, error: BaseException | None, trace: object, /) -> None:
+        stack, wrong = hook_stack(), "saved_tensors_hooks was exited in a thread that has not entered it"
+        if self in stack:
+            inner = stack[::-1].index(self)
+            del stack[-1 - inner]
+            wrong = "saved_tensors_hooks scopes were exited out of order: an inner scope is still open" if inner else ""
+        if wrong and error is None:
+            raise HookError(wrong)
+        if wrong and error is not None:
+            error.add_note(wrong)

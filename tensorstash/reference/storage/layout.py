@@ -15,6 +15,11 @@ from tensorstash.reference.storage.dtypes import Array
 Shape: TypeAlias = tuple[int, ...]
 
 
+def repeats(shape: Shape, strides: Shape) -> bool:
+    """Tell whether a step of 0 leads to one element by several indices."""
+    return 0 not in shape and any(size > 1 and step == 0 for size, step in zip(shape, strides, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Shape, strides in elements, and position of a tensor in its storage: the byte offset of its first element.

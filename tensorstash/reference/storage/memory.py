@@ -14,7 +14,7 @@ from weakref import WeakSet
 import numpy as np
 
 from tensorstash.reference.storage.dtypes import Array, DType
-from tensorstash.reference.storage.layout import Layout
+from tensorstash.reference.storage.layout import Layout, repeats
 from tensorstash.reference.storage.streams import current_stream, driver
 
 _ALIGNMENT_BYTES = 64
@@ -103,8 +103,7 @@ def adopt_array(array: Array, space: MemorySpace) -> tuple[Storage, Layout]:
 
     The order in memory is that of the result, unless that repeats elements.
     """
-    repeats = any(size > 1 and stride == 0 for size, stride in zip(array.shape, array.strides, strict=True))
-    dense = np.array(array, order="C" if repeats else "K")
+    dense = np.array(array, order="C" if repeats(array.shape, array.strides) else "K")
     layout = Layout(dense.shape, tuple(step // dense.itemsize for step in dense.strides), 0, dense.itemsize)
     storage = Storage.allocate(dense.nbytes, space)
     storage.buffer[...] = dense.ravel("K").view(np.uint8)
