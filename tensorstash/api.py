@@ -16,7 +16,6 @@ from tensorstash.backends.forward import replace_method, scoped_methods
 from tensorstash.config import walk
 from tensorstash.config.reading import policy_of
 from tensorstash.config.settings import judge_variable
-from tensorstash.engine.ladder import budget_of
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError, say
@@ -29,7 +28,7 @@ from tensorstash.policies.route import automatic
 from tensorstash.policies.selectors import ModuleNames, named_for
 from tensorstash.protocols import Undo
 from tensorstash.registry import did_you_mean
-from tensorstash.sizes import parse_bytes
+from tensorstash.sizes import budget_of, parse_bytes
 
 DEFAULT_LIMITS = Limits()
 

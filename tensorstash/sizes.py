@@ -1,6 +1,7 @@
 """Byte counts as people write them."""
 
 import re
+from typing import Literal
 
 from tensorstash.errors import ConfigError, say
 
@@ -9,6 +10,9 @@ for _power, _letter in enumerate("kmgt", 1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 _PLAUSIBLE = 4096
 """Bytes below which a budget without a unit is taken for a slip: less than one page of memory."""
+
+BudgetSize = int | Literal["auto"]
+"""Bytes, or the memory that is free when the first tensor is saved."""
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
@@ -32,6 +36,25 @@ def parse_budget(size: int | str, *, path: str) -> int:
         meant = f"write '{nbytes}GiB', or '{nbytes}B'"
         say(f"{path}: {size} without a unit is {nbytes} bytes, less than a page of memory; {meant}")
     return nbytes
+
+
+def budget_of(budget: object, path: str) -> BudgetSize | None:
+    """Return the budget that a user has passed: bytes, text with a unit, ``"auto"`` or None.
+
+    >>> budget_of("6 GiB", "stash.budget")
+    6442450944
+    >>> budget_of("6", "stash.budget")
+    Traceback (most recent call last):
+    tensorstash.errors.ConfigError: stash.budget: got '6', expected a size with a unit, such as '6GiB', or 'auto'
+    """
+    if budget is None:
+        return None
+    if budget == "auto":
+        return "auto"
+    is_bare = isinstance(budget, str) and budget.strip().isdecimal()
+    if isinstance(budget, bool) or not isinstance(budget, int | str) or is_bare:
+        raise ConfigError(f"{path}: got {budget!r}, expected a size with a unit, such as '6GiB', or 'auto'")
+    return parse_budget(budget, path=path)
 
 
 def format_bytes(nbytes: int) -> str:

@@ -24,10 +24,9 @@ from typing import Any
 
 from tensorstash.api import Stash, stash
 from tensorstash.config.settings import POLICY_VARIABLE, settings_of
-from tensorstash.engine.ladder import budget_of
 from tensorstash.host.pages import peak_bytes
 from tensorstash.policies.route import AUTO
-from tensorstash.sizes import format_bytes
+from tensorstash.sizes import budget_of, format_bytes
 
 BUDGET_VARIABLE = "TENSORSTASH_BUDGET"
 STATS_VARIABLE = "TENSORSTASH_STATS"

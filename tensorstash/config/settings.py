@@ -11,8 +11,9 @@ from tensorstash.config.reading import is_file_name, read_policy, read_value
 from tensorstash.errors import ConfigError, MissingDependencyError, say
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy
+from tensorstash.policies.route import AUTO
 from tensorstash.registry import did_you_mean
-from tensorstash.sizes import parse_bytes
+from tensorstash.sizes import BudgetSize, budget_of, parse_bytes
 
 POLICY_VARIABLE = "TENSORSTASH_POLICY"
 """A policy as one line of text, or the path of a file with settings."""
@@ -26,25 +27,29 @@ class Settings(TypedDict, total=False):
     """
 
     policy: Required[HookPolicy]
+    budget: BudgetSize | None
     limits: Limits
     min_bytes: int
 
 
 def load_settings(source: str | os.PathLike[str] | BinaryIO) -> Settings:
-    """Return policy, limits and ``min_bytes`` of a file, as arguments: ``stash(**load_settings("policy.toml"))``.
+    """Return the settings of a file, as arguments: ``stash(**load_settings("policy.toml"))``.
+
+    A file has a policy, or a budget for the policy ``"auto"``, and may set ``limits`` and ``min_bytes``.
 
     Args:
         source: the path of a file (``.json``, ``.yaml`` and ``.yml`` by their names, all else is TOML), or a file
             opened for reading bytes, which is left open.
 
     Raises:
-        ConfigError: as for :func:`~tensorstash.from_dict`; the file is of another format, or has no policy, or more.
+        ConfigError: as for :func:`~tensorstash.from_dict`; the file is of another format, has neither a policy nor a
+            budget, or has more.
         MissingDependencyError: the library behind a name is not installed, or PyYAML.
         OSError: the file cannot be read.
 
     >>> import io
-    >>> load_settings(io.BytesIO(b'policy = "keep"\\nmin_bytes = "1MiB"'))
-    {'policy': Keep(), 'min_bytes': 1048576}
+    >>> load_settings(io.BytesIO(b'policy = "keep"\\nbudget = "6GiB"\\nmin_bytes = "1MiB"'))
+    {'policy': Keep(), 'budget': 6442450944, 'min_bytes': 1048576}
     """
     if isinstance(source, str | os.PathLike):
         with open(source, "rb") as file:
@@ -62,9 +67,11 @@ def load_settings(source: str | os.PathLike[str] | BinaryIO) -> Settings:
     for key in data:
         if key not in Settings.__annotations__:
             raise ConfigError(f"{place}: {key}: unknown key; {did_you_mean(key, Settings.__annotations__)}")
-    if "policy" not in data:
+    if not {"policy", "budget"} & data.keys():
         raise ConfigError(f"{place}: policy: missing; expected a table, or text such as 'quantize:bits=4 | compress'")
-    settings = Settings(policy=read_policy(data["policy"], f"{place}: policy"))
+    settings = Settings(policy=read_policy(data.get("policy", AUTO), f"{place}: policy"))
+    if "budget" in data:
+        settings["budget"] = budget_of(data["budget"], f"{place}: budget")
     if "limits" in data:
         settings["limits"] = read_value(data["limits"], Limits, f"{place}: limits")
     if "min_bytes" in data:

@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args
 from tensorstash.abilities import Backend, SupportsMemoryUse
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.stats import Tally
-from tensorstash.errors import BackendError, ConfigError, say
+from tensorstash.errors import BackendError, say
 from tensorstash.host.budget import ByteBudget
 from tensorstash.host.pages import free_bytes, physical_bytes
-from tensorstash.sizes import format_bytes, parse_budget
+from tensorstash.sizes import BudgetSize, format_bytes
 from tensorstash.spec import TensorSpec
 
 _MARGIN = 0.05
@@ -21,30 +21,8 @@ _MARGIN = 0.05
 
 _REMEMBERED_STEPS = 32
 
-BudgetSize = int | Literal["auto"]
-"""Bytes, or the memory that is free when the first tensor is saved."""
-
 Fate = Literal["kept", "recomputed", "stored"]
 """The treatment of a saved tensor in the plan of a step."""
-
-
-def budget_of(budget: object, path: str) -> BudgetSize | None:
-    """Return the budget that a user has passed: bytes, text with a unit, ``"auto"`` or None.
-
-    >>> budget_of("6 GiB", "stash.budget")
-    6442450944
-    >>> budget_of("6", "stash.budget")
-    Traceback (most recent call last):
-    tensorstash.errors.ConfigError: stash.budget: got '6', expected a size with a unit, such as '6GiB', or 'auto'
-    """
-    if budget is None:
-        return None
-    if budget == "auto":
-        return "auto"
-    is_bare = isinstance(budget, str) and budget.strip().isdecimal()
-    if isinstance(budget, bool) or not isinstance(budget, int | str) or is_bare:
-        raise ConfigError(f"{path}: got {budget!r}, expected a size with a unit, such as '6GiB', or 'auto'")
-    return parse_budget(budget, path=path)
 
 
 @dataclass(eq=False, slots=True)

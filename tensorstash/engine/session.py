@@ -12,7 +12,7 @@ from tensorstash.engine.advice import Adviser
 from tensorstash.engine.checkpoints import Border, by_treatment, judge_regions
 from tensorstash.engine.content import Content
 from tensorstash.engine.handle import Handle, KeptHandle, SessionState, Stashed
-from tensorstash.engine.ladder import BudgetSize, Ladder, Record
+from tensorstash.engine.ladder import Ladder, Record
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.link import pace
 from tensorstash.engine.place import Place
@@ -31,6 +31,7 @@ from tensorstash.host.pages import peak_bytes
 from tensorstash.host.workers import Workers
 from tensorstash.policies.limits import Limits
 from tensorstash.policies.plan import HookPolicy, Rebuilding
+from tensorstash.sizes import BudgetSize
 from tensorstash.spec import TensorSpec
 
 T = TypeVar("T")

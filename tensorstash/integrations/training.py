@@ -5,12 +5,11 @@ from contextlib import contextmanager
 
 from tensorstash.api import DEFAULT_LIMITS, Wrapped, wrap
 from tensorstash.config.reading import policy_of
-from tensorstash.engine.ladder import budget_of
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import MissingDependencyError
 from tensorstash.policies.limits import Limits, explains_arguments, limits_of
 from tensorstash.policies.plan import HookPolicy
-from tensorstash.sizes import parse_bytes
+from tensorstash.sizes import budget_of, parse_bytes
 
 _MIB = 2.0**20
 

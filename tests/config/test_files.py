@@ -15,13 +15,14 @@ from tensorstash.errors import ConfigError, MissingDependencyError, TensorStashW
 from tensorstash.sizes import parse_budget
 
 LIMITS = ts.Limits(in_flight="64MiB")
-SETTINGS = {"policy": ts.Compress() | ts.DiskSpill(), "min_bytes": 2**20, "limits": LIMITS}
+SETTINGS = {"policy": ts.Compress() | ts.DiskSpill(), "budget": 2**31, "min_bytes": 2**20, "limits": LIMITS}
 TEXTS = {
-    "s.toml": 'policy = "compress | disk_spill"\nmin_bytes = "1MiB"\n[limits]\nin_flight = "64MiB"\n',
-    "s.json": '{"policy": "compress | disk_spill", "min_bytes": "1MiB", "limits": {"in_flight": "64MiB"}}',
-    "s.yaml": "policy: compress | disk_spill\nmin_bytes: 1MiB\nlimits:\n  in_flight: 64MiB\n",
+    "s.toml": 'policy = "compress | disk_spill"\nbudget = "2GiB"\nmin_bytes = "1MiB"\n[limits]\nin_flight = "64MiB"\n',
+    "s.json": '{"policy": "compress | disk_spill", "budget": "2GiB", "min_bytes": "1MiB",'
+    '"limits": {"in_flight": "64MiB"}}',
+    "s.yaml": "policy: compress | disk_spill\nbudget: 2GiB\nmin_bytes: 1MiB\nlimits:\n  in_flight: 64MiB\n",
     "s.YML": "policy:\n  steps: [compress, {name: disk_spill}]\n  name: chain\n"
-    "min_bytes: 1MiB\nlimits: {in_flight: 64MiB}",
+    "budget: 2147483648\nmin_bytes: 1MiB\nlimits: {in_flight: 64MiB}",
 }
 
 
@@ -34,12 +35,17 @@ def test_a_file_gives_the_arguments_of_a_scope(name: str, tmp_path: Path) -> Non
         assert session.stats().seen.tensors == 0
 
 
+def test_a_file_with_a_budget_alone_has_the_policy_of_the_machine(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text('budget = "auto"')
+    assert ts.load_settings(tmp_path / "s.toml") == {"policy": ts.parse("auto"), "budget": "auto"}
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("s.toml", "policy = ", "s.toml: not TOML: "),
         ("s.toml", "", r"s\.toml: policy: missing; expected a table"),
-        ("s.toml", "policy = 'keep'\nother = 1", r"s\.toml: other: unknown key; Known: limits, min_bytes, policy"),
+        ("s.toml", "policy = 'keep'\nother = 1", r"s\.toml: other: unknown key; Known: budget, limits"),
         ("s.toml", "[policy]\nname = 'quantize'\nbitz = 4", r"policy\.bitz: unknown key; did you mean 'bits'\?"),
         ("s.json", "{", "s.json: not JSON: "),
         ("s.yaml", "a: [", "s.yaml: not YAML: "),
@@ -48,6 +54,7 @@ def test_a_file_gives_the_arguments_of_a_scope(name: str, tmp_path: Path) -> Non
         ("s.toml", 'policy = "keep"\n[limits]\nin_fligt = 1', r"s.toml: limits.in_fligt: unknown key; did you mean"),
         ("s.toml", 'policy = "keep"\n[limits]\nin_flight = "much"', r"limits: limits.in_flight: got 'much'"),
         ("s.toml", 'policy = "keep"\nmin_bytes = "much"', "s.toml: min_bytes: got 'much'"),
+        ("s.toml", 'budget = "6"', "s.toml: budget: got '6', expected a size with a unit"),
         ("s.toml", 'policy = "keep"\nlimits = 3', "s.toml: limits: got 3, expected a table with in_flight"),
     ],
 )
