@@ -1,6 +1,7 @@
 """Threads that need not answer: work has one end, lost threads are replaced, nothing waits for work that hangs."""
 
 import ctypes
+import dis
 import gc
 import signal
 import subprocess
@@ -8,6 +9,8 @@ import sys
 import threading
 import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from itertools import pairwise
+from queue import SimpleQueue
 
 import pytest
 
@@ -266,14 +269,50 @@ def test_a_thread_that_is_killed_at_work_is_replaced_and_its_work_is_an_error(is
     assert workers.submit(lambda: "next").result(60) == "next"
 
 
+@pytest.mark.parametrize(("method", "behind"), [(Future._end, ""), (workers_module._ThreadPool._next, "CALL")])
+def test_a_thread_that_is_killed_where_work_ends_or_begins_wakes_who_waits(method, behind, monkeypatch, quiet):
+    """Killed before each operation, or behind each call, where the interpreter looks for what kills a thread."""
+
+    class Gate(SimpleQueue):
+        def get(self, timeout=None):
+            waits.set()
+            return super().get(timeout=timeout)
+
+    def trace(frame, event, _):
+        if frame.f_code is not method.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_lasti in places[:1]:
+            killed.append(places.pop(0))
+            raise SystemExit
+        return trace
+
+    operations, killed = list(dis.get_instructions(method)), []
+    wanted = [after.offset for before, after in pairwise(operations) if before.opname.startswith(behind)]
+    teams = [Workers("test", 1) for _ in wanted]
+    monkeypatch.setattr(workers_module, "SimpleQueue", Gate)
+    for place, workers in zip(wanted, teams, strict=True):
+        places, waits, told = [place], threading.Event(), threading.Event()
+        threading.settrace(trace)
+        future = workers.submit(waits.wait, ended=told.set)
+        threading.settrace(None)
+        _, error = future.outcome(60)
+        assert error is None or "killed" in str(error)
+        assert told.wait(60)
+        assert workers.submit(lambda: "next").result(60) == "next"
+    assert len(killed) > len(wanted) // 2
+
+
 def test_an_end_that_comes_before_the_one_who_waits_is_seen_is_not_waited_for(monkeypatch):
-    class Gate:
-        def acquire(self, timeout=-1):
-            assert not future.done(), "nobody would open it"
+    class Gate(SimpleQueue):
+        def __init__(self):
             future.run()
 
+        def get(self, timeout=None):
+            raise AssertionError("nobody would open it")
+
     future = Future(lambda: 42)
-    monkeypatch.setattr(workers_module.threading, "Lock", Gate)
+    monkeypatch.setattr(workers_module, "SimpleQueue", Gate)
     assert future.result() == 42
 
 

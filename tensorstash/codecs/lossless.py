@@ -116,4 +116,4 @@ class Lossless(Shrinking):
                 stored = codec.encode(sample, sampled).nbytes
                 if self._pays(stored, sample):
                     scores.append((stored / _SLOWER_HAS_TO_SAVE if codec is whole else stored, tag, codec))
-        return [(tag, codec) for _, tag, codec in sorted(scores)]  # no two have a tag
+        return [(tag, codec) for _, tag, codec in sorted(scores)]  # tags differ: no codecs are compared

@@ -35,9 +35,7 @@ _CURES = {
     "kept by policy": "the steps of the policy do not apply to the saved tensors: check dtypes and rules",
     "policy": "no rule of the policy selects them: check its rules",
     "tracing": "enter the stash where the model runs, not where it is traced",
-    "deferred computation": (
-        "such a device computes graphs later, and has nothing to move when they are recorded: use its own checkpointing"
-    ),
+    "deferred computation": "such a device has nothing to move while it records a graph: use its own checkpointing",
     "opaque layout": "the device does not show the bytes of its tensors: train on another one, or checkpoint",
     "no real memory": "tensors of the meta device and fake ones have no bytes: enter the stash where the model trains",
     "device": "this PyTorch knows tensors of that device as something of its own: use checkpointing, and report it",
@@ -48,10 +46,8 @@ class Adviser:
     """Judges a session, and says each thing once: as a warning, to the logger, in ``stats().advice``."""
 
     def __init__(self, ledger: Ledger, limits: Limits, *, only_keeps: bool) -> None:
-        self.ledger = ledger
-        self._line = user_line()
+        self.ledger, self._limits, self._only_keeps, self._line = ledger, limits, only_keeps, user_line()
         self.said: list[str] = []
-        self._limits, self._only_keeps = limits, only_keeps
         self.watches = True
         """Whether :meth:`asked` is still wanted."""
         self._may_gain = self._is_judged = self._is_compiling = False
@@ -83,8 +79,7 @@ class Adviser:
 
     def judge_directories(self, directories: Iterable[str]) -> None:
         """Say so if one of the directories that are spilled to is kept in memory."""
-        in_memory = directories_in_memory(directories)
-        if in_memory:
+        if in_memory := directories_in_memory(directories):
             self.say(
                 f"{', '.join(in_memory)} is kept in memory (tmpfs), so that spilling to it saves nothing; pass a "
                 "directory on a disk: DiskSpill(directory)"

@@ -21,7 +21,6 @@ from tensorstash.spec import TensorSpec
 _FEW = 4
 """A payload that is so many times smaller than its tensor is read in about the time that decoding it takes."""
 
-
 Rebuilt = tuple[Any, TensorSpec, int, Array]
 """An alias of a tensor that may be handed out again if nobody has written into it; its layout, version and memory."""
 
@@ -94,8 +93,7 @@ class Content:
         self.is_quick = place.tier == "memory" and not self.is_streamed
         """Whether loading takes hardly longer than decoding: the bytes are in host memory, or few."""
         self.users, self._uses = 1, 0
-        self._ahead, self._readers = ahead, readers
-        self.span = span
+        self._ahead, self._readers, self.span = ahead, readers, span
         self.loaded_nbytes = self.nbytes if span is None else 2 * self.nbytes
         """Bytes that it takes when it is back: with memory to share it is copied there, and takes twice as much."""
         self._lock = threading.Lock()

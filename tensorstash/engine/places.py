@@ -1,7 +1,9 @@
 """The place of each kind of saved tensors under a policy: found once, and remembered."""
 
+from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from tensorstash.abilities import Backend
@@ -46,7 +48,7 @@ class Places:
         self.recent: dict[tuple[int, str], tuple[TensorSpec, Way]] = {}
         """The treatment by the identity of a spec, which must be the one noted, and its module: a hash is a frame."""
         self._remembered: dict[Hashable, Way] = {}
-        self._numbers: dict[Plan, int] = {}
+        self._numbers = defaultdict[Plan, int](count().__next__)  # no two plans get the same, whatever threads do
         for plan in self.policy.alternatives():
             if not plan.rest.keeps:
                 self._store(plan.rest.store or Memory())
@@ -93,12 +95,12 @@ class Places:
         if plan is place.plan:
             return place
         kind = place.number, place.saved, demand
-        way = self._remembered.get(kind) or self._remember(kind, (None, self._place(plan, place.saved)))
-        return way[1]
+        return (self._remembered.get(kind) or self._remember(kind, (None, self._place(plan, place.saved))))[1]
 
     def _remember(self, kind: Hashable, way: Way) -> Way:
         if len(self._remembered) >= _REMEMBERED:
             self._remembered.clear()
+            self._numbers.clear()
         self._remembered[kind] = way
         return way
 
@@ -112,8 +114,8 @@ class Places:
             return SMALL
         if plan.codecs or config.tier != "memory" or spec.device != "cpu":
             self.adviser.expect_gain()
-        store, number = self._store(config), self._numbers.setdefault(plan, len(self._numbers))
-        place = Place(plan, spec, self.backend, store, self.ledger, self.transfers, number)
+        store = self._store(config)
+        place = Place(plan, spec, self.backend, store, self.ledger, self.transfers, self._numbers[plan])
         if spec.device != "cpu" and place.transfers is None and place.tier != "device":
             streams = None if self.transfers is None else self.transfers.streams
             why = "its backend has no streams" if streams is None else streams.why_copies_wait(spec.device)

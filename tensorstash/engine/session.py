@@ -140,8 +140,7 @@ class Session(Generic[T]):
 
     def module(self, name: str) -> AbstractContextManager[None]:
         """Return a context manager in which saved tensors belong to the module ``name``."""
-        thread = self._thread
-        return Switched(lambda: thread.module, thread.is_inside, name)
+        return Switched(lambda: self._thread.module, self._thread.is_inside, name)
 
     def region(self, name: str) -> Region:
         return self.regions[name]

@@ -34,6 +34,8 @@ class StreamContent(Content):
     """The copy to the host; its memory is the payload itself where no worker has anything to do with it."""
     _arrival: Part | None = None
     """The copy back that somebody is to ask for."""
+    _failure: TensorStashError | None = None
+    """Of reading ahead, for the next who asks: later ones have it read again."""
 
     # Into the store
 
@@ -61,6 +63,7 @@ class StreamContent(Content):
                     content._probe = place.backend.version_probe(source)  # until it is copied, the bytes are its own
             except Exception as error:  # the tensor stays, and the others leave
                 others = [other for other in contents if other is not content and other.alias is not None]
+                copies, copy = [], (None, None, 0)  # others are copied again, and need the memory
                 if others:
                     StreamContent.launch(others)
                 if isinstance(error, TensorStashError) or is_out_of_memory(error):
@@ -146,6 +149,9 @@ class StreamContent(Content):
         place, transfers, device, flight = self.place, self._transfers, spec.device, self._flight
         if self._error is not None or self._probe is not None:
             self.raise_failure()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure.again()
         with self._lock:
             self._uses += 1
             is_last = self._uses % self.users == 0
@@ -181,11 +187,11 @@ class StreamContent(Content):
         if is_there or self._arrival is not None:
             return 0
         is_read = self.stored is None or not self.place.is_costly or (loading is not None and loading.done())
-        return self._launched_nbytes if is_read and self._error is None else None
+        return self._launched_nbytes if is_read and not (self._error or self._failure) else None
 
     @staticmethod
     def bring(group: "Sequence[StreamContent]", lease: Lease) -> None:
-        """Start bringing contents back, in memory that a lease has taken; a failure is kept for who asks for one."""
+        """Start bringing contents back, in memory that a lease has taken; a failure is told to who asks next."""
         copies: list[Copy] = []
         coming: list[StreamContent] = []
         for content in group:
@@ -193,7 +199,7 @@ class StreamContent(Content):
                 copies.append(content._copy())
                 coming.append(content)
             except TensorStashError as error:
-                content._fail(error)
+                content._failure = error.again()
         if not coming:
             return
         try:

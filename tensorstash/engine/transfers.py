@@ -29,6 +29,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 from tensorstash.abilities import Event, Stream, Streams
@@ -165,9 +166,7 @@ class Transfers:
                 return None
             arrays = list(map(block.__getitem__, parts[1:]))
             stream, under_way = self._under_way.get((device, "out")) or self._begun(device, "out")
-            lease = budget.try_acquire(min(nbytes, budget.limit)) if budget.limit else None
-            if lease is None and budget.limit:
-                lease = self._room_for(nbytes)
+            lease = self._room_for(nbytes) if budget.limit else None
             streams.use_in(held, compute)
             stream.wait_event(streams.recorded(compute))
             launch, record = partial(streams.copy_out, sources, arrays, stream), partial(streams.recorded, stream)
@@ -175,7 +174,7 @@ class Transfers:
             self.sent[device] += nbytes
         if lease is None:
             transfer.release()
-        return [(transfer, number, array) for number, array in enumerate(arrays)]
+        return list(zip(repeat(transfer, len(arrays)), range(len(arrays)), arrays, strict=True))
 
     def back(self, copies: Sequence[Copy], lease: Lease | None, *, is_prefetch: bool) -> Transfer:
         """Start copies to one device that go together: all, or as many of the first as there is memory for.
@@ -218,8 +217,10 @@ class Transfers:
         if arrival is not None:
             arrival[0].dismiss(arrival[1])
         if not self.saved:  # else the sources of copies out are dropped when these have ended
-            for transfer in self._outgoing():
-                transfer.release()
+            for (_, direction), (_, under_way) in list(self._under_way.items()):
+                if direction == "out":
+                    for transfer in list(under_way):
+                        transfer.release()
 
     def near(self, nbytes: int, *, is_group: bool = True) -> tuple[Lease, int] | None:
         """Take device memory for a tensor and a group that may join it, if there is room; return their bytes, too."""
@@ -269,9 +270,13 @@ class Transfers:
         self.back_budget.count_anew()
 
     def drain(self) -> None:
-        """Wait for the end of all copies."""
+        """Wait for the end of all copies that have begun."""
         with self._lock:
-            self._finish()
+            ends = [under_way[-1].end for _, under_way in self._under_way.values() if under_way]
+        for end in ends:  # without the lock, so that other threads go on
+            end.synchronize()
+        with self._lock:
+            self._forget_ended()
 
     def _forget_ended(self) -> None:
         """Drop the memory of copies that have ended, under the lock."""
@@ -280,16 +285,12 @@ class Transfers:
             while under_way and (under_way[0]._end or under_way[0].end).query():
                 under_way.popleft().ended(is_out=direction == "out")
 
-    def _outgoing(self) -> list[Transfer]:
-        """Return the transfers to the host that may hold their sources, the oldest of each device first."""
-        sides = list(self._under_way.items())
-        return [transfer for (_, way), (_, under_way) in sides if way == "out" for transfer in list(under_way)]
-
     def _room_for(self, nbytes: int) -> Lease:
-        """Count bytes of a source, which goes alone if it is larger than the budget; others go until there is room."""
-        budget = self.out_budget
+        """Count bytes of a source, alone if it is larger than the budget; the oldest go until there is room."""
+        budget, sides, waiting = self.out_budget, self._under_way.items(), None
         while (lease := budget.try_acquire(min(nbytes, budget.limit))) is None:
-            oldest = next((transfer for transfer in self._outgoing() if transfer.held), None)
+            waiting = waiting or (each for (_, way), (_, side) in sides if way == "out" for each in side if each.held)
+            oldest = next(waiting, None)
             if oldest is None:
                 budget.count_anew()  # an interrupt may have left bytes
             else:

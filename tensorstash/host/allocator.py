@@ -16,7 +16,6 @@ import platform
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 
 from tensorstash.host.pages import ALLOCATORS, preloaded_allocator
 
@@ -95,5 +94,5 @@ def mimalloc_library() -> str | None:
         files = metadata.files("cmeel-mimalloc") or []
     except metadata.PackageNotFoundError:
         return None
-    path = next((str(Path(str(file.locate())).resolve()) for file in files if file.name == "libmimalloc.so"), "")
+    path = next((os.path.realpath(str(file.locate())) for file in files if file.name == "libmimalloc.so"), "")
     return path if path and not {" ", ":"} & set(path) else None  # both end a name in LD_PRELOAD

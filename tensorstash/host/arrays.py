@@ -16,8 +16,8 @@ _KEEPS_PAGES = preloaded_allocator() is not None  # the allocator reuses what is
 
 def whole_pages(nbytes: int) -> Array:
     """Return uninitialised, writable bytes that start with a page, as direct I/O wants them."""
-    # Of the pool: fresh pages cost more than copying into them, and the C allocator may never give them back. One that
-    # reuses what is freed needs no pool beside it, but for the pages that payloads have left idle.
+    # From the pool: fresh pages cost more than copying into them, and the C allocator may never give them back. An
+    # allocator that reuses what is freed needs no pool, except for the pages that payloads have left idle.
     is_pools = not _KEEPS_PAGES or HUGE_PAGE <= nbytes <= POOL.idle_bytes
     return POOL.take(nbytes) if is_pools else page_aligned(nbytes)
 
@@ -38,8 +38,8 @@ def aligned_empty(nbytes: int, alignment: int = 0) -> Array:
 
 def payload_empty(nbytes: int) -> Array:
     """Return uninitialised, writable bytes for a payload, which stays from forward to backward."""
-    # The pool's under any allocator: among a step's tensors, which come and go and are larger, payloads would leave
-    # gaps that no tensor fits.
+    # From the pool under any allocator: among a step's larger tensors, which come and go, payloads would leave gaps
+    # that no tensor fits.
     return POOL.take(nbytes) if nbytes >= SMALLEST else aligned_empty(nbytes)
 
 
@@ -75,7 +75,7 @@ def borrowed(array: Array) -> Array:
 
 
 def adopted(array: Array) -> Array:
-    """Return a writable view of memory that was borrowed and whose owner has left it to the caller."""
+    """Return a writable view of borrowed memory that its owner has left to the caller."""
     view = array.view()
     view.flags.writeable = True
     return view

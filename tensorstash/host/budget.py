@@ -1,4 +1,4 @@
-"""A number of bytes that is never exceeded, and whose bytes always come back."""
+"""A limit of bytes in use that is never exceeded, and whose bytes always come back."""
 
 import sys
 import threading
@@ -33,7 +33,7 @@ class Lease:
                 budget._bells.pop().release()
 
     def follow(self, owner: object, nbytes: int) -> None:
-        """Let some of the bytes be in use for as long as an object lives, whatever becomes of this lease."""
+        """Keep some of the bytes in use for as long as an object lives, whatever becomes of this lease."""
         budget = self._budget
         other = Loan(owner, budget.returned)
         with budget._lock:
@@ -45,7 +45,7 @@ class ByteBudget:
     """Bytes that may be in use at one time. Thread-safe.
 
     A lease leaves a note when its last reference goes, by one operation of C, and the next request reads the notes: no
-    finalizer takes a lock. An interrupt may leave more bytes in use than there are leases for, until they are counted
+    finalizer takes a lock. After an interrupt more bytes may count as in use than leases hold, until they are counted
     anew: by a thread that waits, or at the end of a step.
     """
 
@@ -140,8 +140,8 @@ def share_of(step_bytes: int, largest: int) -> int:
 class Shares:
     """Budgets that are a share of the bytes of a step. Thread-safe.
 
-    They grow while a step takes more than any before, and never shrink: a program has to have the memory for its
-    largest. They are counted without a lock; an update lost to another thread makes them a little smaller.
+    They grow while a step takes more than any before, and never shrink: a program must have the memory for its
+    largest step. They are counted without a lock; an update lost to another thread makes them a little smaller.
     """
 
     __slots__ = ("_budgets", "_device_budgets", "_largest", "_most_bytes", "_step_bytes")
@@ -153,9 +153,9 @@ class Shares:
         self._most_bytes = 0  # of a step, since a tensor was the largest
 
     def follow(self, budget: ByteBudget, *, on_device: bool = False) -> None:
-        """Let a budget be :func:`share_of` a step, or one between a device and the host a sixteenth, without an end."""
-        # There a larger tensor, such as logits, is under way alone: others would take the room for it while it is
-        # computed, which is when most models have their peak.
+        """Let a budget be :func:`share_of` a step, or one of a device a sixteenth, however many bytes that is."""
+        # On a device a larger tensor, such as logits, is under way alone: others would take the room for it while it
+        # is computed, when most models have their peak.
         budget.limit = _LEAST_DEVICE_SHARE if on_device else _LEAST_SHARE
         (self._device_budgets if on_device else self._budgets).append(budget)
 

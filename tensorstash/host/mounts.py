@@ -1,5 +1,6 @@
 """File systems that are kept in memory."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ def directories_in_memory(directories: Iterable[str], mounts: str = "/proc/self/
     except OSError:  # not Linux
         return []
     kinds = {Path(place.replace("\\040", " ")): kind for place, kind in rows}  # a later one covers an earlier one
-    return [each for each in directories if _kind_of(Path(each).resolve(), kinds) in ("tmpfs", "ramfs")]
+    return [each for each in directories if _kind_of(Path(os.path.realpath(each)), kinds) in ("tmpfs", "ramfs")]
 
 
 def _kind_of(path: Path, kinds: dict[Path, str]) -> str:

@@ -127,7 +127,7 @@ class PinnedMemory:
             self._settle()
             self._step += 1
             earliest = self._step - _STEPS_UNUSED
-            self._chunks = [chunk for chunk in self._chunks if not chunk.is_idle or chunk.last_step >= earliest]
+            self._chunks = [chunk for chunk in self._chunks if chunk.last_step >= earliest or not chunk.is_idle]
 
     def _settle(self) -> None:
         while self._returned:

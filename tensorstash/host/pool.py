@@ -28,7 +28,7 @@ def size_class(nbytes: int) -> int:
 
 
 class Loan(weakref.ref[Any]):
-    """Something that is in use as long as an object lives. Equal only to itself."""
+    """Something that is in use for as long as an object lives. Equal only to itself."""
 
     __slots__ = ("lent",)
     __hash__ = object.__hash__
@@ -39,12 +39,12 @@ class Loan(weakref.ref[Any]):
 class PagePool:
     """Buffers that come back by themselves when the last array over them goes. Thread-safe.
 
-    Idle buffers and those in use are together at most seven eighths of what was in use at one time, and 16 MiB:
-    payloads that were compressed have ever other sizes, and would fill the pool with buffers that nobody asks for
-    again; and when most is in use the rest of the process has its peak too. The 16 MiB are for sizes that take turns:
-    without them each would give its pages to the system, and get cleared ones for the next.
+    Idle buffers and those in use together take at most seven eighths of the most bytes ever in use, and 16 MiB.
+    Compressed payloads keep changing their size, and would fill the pool with buffers that nobody asks for again; and
+    while most is in use, the rest of the process has its peak too. The 16 MiB are for sizes that take turns: without
+    them each would return its pages to the system, and get cleared ones for the next.
 
-    An interrupt may leave a buffer in use until :meth:`take_stock`, and its bytes counted until no buffer is in use.
+    After an interrupt a buffer may count as in use until :meth:`take_stock`, and its bytes until no buffer is in use.
     """
 
     def __init__(self, idle_limit_bytes: int) -> None:
@@ -53,7 +53,7 @@ class PagePool:
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        """Begin with nothing: a thread of the parent, which the child does not have, may have been at it."""
+        """Begin with nothing: a thread of the parent, which the child lacks, may have been changing the pool."""
         self._lock = threading.Lock()
         self._idle: list[Pages] = []  # the longest unused first
         self._loans: set[Loan] = set()
@@ -73,7 +73,7 @@ class PagePool:
             return page_aligned(nbytes)  # a process may have only so many mappings
 
     def take_stock(self) -> tuple[int, int]:
-        """Return the bytes in use now, and the most that were at one time since this was asked last."""
+        """Return the bytes in use now, and the most that were in use at one time since the last call."""
         with self._lock:
             self._returned.extend([loan for loan in self._loans if loan() is None])  # an interrupt may have lost some
             self._settle()
@@ -81,12 +81,12 @@ class PagePool:
         return used, most
 
     def worth(self, nbytes: int) -> None:
-        """Keep no more idle than so many bytes from now on: what the user saves by buffers."""
+        """Keep at most so many bytes idle from now on: as many as buffers save the user."""
         self._worth = min(self._limit, nbytes + nbytes // _CLASSES)  # as buffers of so many bytes take
         self.give_back(self._worth)
 
     def give_back(self, most_bytes: int) -> None:
-        """Give idle memory to the system, the longest unused first, until no more than ``most_bytes`` are."""
+        """Return idle memory to the system, the longest unused first, until at most ``most_bytes`` are idle."""
         if self.idle_bytes > most_bytes:
             with self._lock:
                 self._settle()
@@ -115,7 +115,7 @@ class PagePool:
             return array
 
     def _comes_back(self, loan: Loan) -> None:
-        """Take a buffer back; in finalizers, which may run inside any method here and must not wait."""
+        """Take a buffer back; called by finalizers, which may run inside any method here and must not wait."""
         self._returned.append(loan)
         while self._returned and not self._lock.locked():  # which it is where this thread holds it
             with self._lock:

@@ -11,7 +11,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
@@ -23,7 +24,8 @@ _EXIT_S = 5.0
 class Future(Generic[R]):
     """One piece of work and its outcome: exactly one end, by its result, an error, or being cancelled. Thread-safe.
 
-    ``ended`` is called when there is an end, also one by cancelling or by losing the thread; it must not raise.
+    ``ended`` is called when there is an end, also one by cancelling or by losing the thread. It must not raise, and may
+    be called twice where a thread is killed or given up.
     """
 
     __slots__ = ("_ended", "_ends", "_gates", "_work")
@@ -32,7 +34,7 @@ class Future(Generic[R]):
         self._work = [work]  # who takes it out does it, or has cancelled it
         self._ended = ended
         self._ends: list[tuple[Any, BaseException | None]] = []  # the first counts
-        self._gates: list[threading.Lock] = []
+        self._gates: list[SimpleQueue[None]] = []
 
     def run(self) -> None:
         """Do the work, unless somebody does it or has cancelled it; an exception that ends the thread is raised."""
@@ -73,12 +75,12 @@ class Future(Generic[R]):
     def outcome(self, timeout_s: float | None = None) -> tuple[Any, BaseException | None]:
         """Wait for the end, or raise a TimeoutError; return its result and its error, or None for each."""
         if not self._ends:
-            gate = threading.Lock()
-            gate.acquire()
+            gate: SimpleQueue[None] = SimpleQueue()
             self._gates.append(gate)
             # The end may have come before anybody saw the gate.
             if not self._ends:
-                gate.acquire(timeout=-1 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
+                with suppress(Empty):
+                    gate.get(timeout=None if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
             if not self._ends:
                 raise TimeoutError
         return self._ends[0]
@@ -96,13 +98,13 @@ class Future(Generic[R]):
 
     def _end(self, end: tuple[Any, BaseException | None]) -> None:
         self._ends.append(end)
-        if self._ends[0] is not end:
-            del self._ends[1:], end
-            return
+        del self._ends[1:], end
+        # A later end does this again: the thread of the first may have been killed anywhere here.
         for gate in self._gates:
-            gate.release()
-        if self._ended is not None:
-            self._ended()
+            gate.put(None)
+        if (ended := self._ended) is not None:
+            ended()
+            self._ended = None
 
 
 class Workers:
@@ -215,7 +217,8 @@ class _ThreadPool:
             if not self._todo:
                 return None
             thread.since = monotonic()
-            thread.job = self._todo.popleft()
+            thread.job = self._todo[0]  # first: where the thread is killed, its job has an end
+            self._todo.popleft()
             return thread.job
 
     def remove(self, thread: _Thread) -> None:

@@ -57,7 +57,8 @@ class Grid:
             scale = np.where(extent.special, span / rest, scale)
             inverse = np.where(extent.special, rest / span, inverse)
         if not span.min() >= arithmetic.least:
-            scale, inverse = (np.where(span >= arithmetic.least, array, number(0)) for array in (scale, inverse))
+            is_wide = span >= arithmetic.least
+            scale, inverse = np.where(is_wide, scale, number(0)), np.where(is_wide, inverse, number(0))
         if extent.special is not None:
             np.negative(scale, out=scale, where=extent.special)
         return cls(extent.low + number(0), scale, inverse)
@@ -173,9 +174,9 @@ def _encode(values: Array, bits: int, noise: tuple[int, Array] | None, arithmeti
 def dequantize(body: Array, target: Array, dtype: str, groups: Groups, bits: int) -> None:
     """Fill ``target`` with the elements, as carrier bits, of any body at all; the inverse of :func:`quantize`."""
     scales, lows, packed = _sections(body, dtype, groups, bits)
-    number, first = Arithmetic.of(dtype).dtype, 2**bits - SPECIALS
-    flat = packed if bits == 8 else unpack_codes(packed, bits, target.size)
-    codes, elements = (array.reshape(groups.rows, groups.length) for array in (flat, target))
+    number, first, shape = Arithmetic.of(dtype).dtype, 2**bits - SPECIALS, (groups.rows, groups.length)
+    codes = (packed if bits == 8 else unpack_codes(packed, bits, target.size)).reshape(shape)
+    elements = target.reshape(shape)
     with np.errstate(all="ignore"):
         for block in groups.blocks():
             some = block.elements(codes)

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 from weakref import ref
 
@@ -85,7 +86,7 @@ class MemoryStore:
     @property
     def used_bytes(self) -> int:
         """Bytes of the budget in use."""
-        return sum(array.nbytes for array in list(self._arrays.values()))
+        return sum(map(attrgetter("nbytes"), list(self._arrays.values())))
 
     def put(self, data: Array, /) -> Slot:
         """Keep ``data``, which must be private, or give it to the other store; return its slot."""

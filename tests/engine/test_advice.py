@@ -92,6 +92,14 @@ def test_a_directory_in_memory_is_told_when_it_is_opened(monkeypatch, tmp_path):
     assert directories_in_memory([str(tmp_path)], str(tmp_path / "none")) == []
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links are for administrators")
+def test_a_directory_that_is_a_link_to_itself_is_no_error_before_it_is_opened(tmp_path):
+    loop, mounts = tmp_path / "loop", tmp_path / "mounts"
+    loop.symlink_to(loop)
+    mounts.write_text(f"shm {tmp_path} tmpfs rw\n")
+    assert directories_in_memory([str(loop)], str(mounts)) == [str(loop)]
+
+
 def test_a_stash_that_is_never_entered_says_so_and_one_that_is_does_not():
     with pytest.warns(TensorStashWarning, match=r"never entered.*decorate"):
         stash()

@@ -12,6 +12,7 @@ from tensorstash.errors import StoreError
 from tensorstash.host.workers import Workers
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
+from tensorstash.testing import FaultyStore
 from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import assert_same_bits, floats
 
@@ -134,3 +135,22 @@ def test_a_failure_keeps_no_frame_and_no_memory_alive(no_gc):
             y.backward(retain_graph=retain_graph)
     del y, x
     assert ref.memory("sim:0").allocated_bytes == before
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+def test_a_failed_read_is_told_once_and_the_next_backward_reads_again(device):
+    def loss(x):
+        return (x * 1.5).exp().exp().tanh().sum()
+
+    plain, x = (ref.tensor(np.linspace(-1, 1, 64, dtype=np.float32), device=device, requires_grad=True) for _ in "ab")
+    loss(plain).backward()
+    faulty = StoreIn(FaultyStore(fault="get_error", at=2))  # on a device read ahead, when another one is asked for
+    with ts.stash(faulty, framework="reference", min_bytes=0) as session:
+        y = loss(x)
+    session.drain()
+    with pytest.raises(StoreError, match=r"stage 1 of 1 \(FaultyStore.*injected by FaultyStore"):
+        y.backward(retain_graph=True)
+    for _ in range(2):
+        x.grad = None
+        y.backward(retain_graph=True)
+        assert np.array_equal(x.grad.to("cpu").numpy(), plain.grad.to("cpu").numpy())

@@ -1,10 +1,13 @@
 """Copies back to a device that has no memory left."""
 
+import threading
+
 import pytest
 from inside import session_of
 
 import tensorstash as ts
 import tensorstash.reference as ref
+from tensorstash.reference.storage.streams import Event
 
 
 def step(session, monkeypatch, refusals):
@@ -51,3 +54,23 @@ def test_after_a_refusal_nothing_is_read_ahead_until_the_next_step(session, monk
     assert transfers.near(1) is None
     step(session, monkeypatch, refusals=0)
     assert transfers.near(1) is not None
+
+
+def test_who_waits_for_copies_keeps_no_other_thread_from_saving(session, monkeypatch):
+    def save():
+        with session:
+            saved.append(ref.ones((64,), device="sim:0", requires_grad=True).exp().exp())
+
+    def synchronize(event):
+        if others:
+            other = others.pop()
+            other.start()
+            other.join(60)
+            assert not other.is_alive()
+        return wait(event)
+
+    saved, wait, others = [], Event.synchronize, [threading.Thread(target=save, daemon=True)]
+    save()
+    monkeypatch.setattr(Event, "synchronize", synchronize)
+    session.drain()
+    assert len(saved) == 2

@@ -15,7 +15,9 @@ from tensorstash.engine import places
 from tensorstash.engine.place import Place
 from tensorstash.errors import SavedTensorModifiedError, StoreError
 from tensorstash.policies import Route, Rule, StoreIn
+from tensorstash.policies.plan import Plan
 from tensorstash.policies.selectors import ModuleNames
+from tensorstash.stores import Memory
 from tensorstash.testing.labs.reference import ReferenceLab
 
 VALUES = np.linspace(-1, 1, 50, dtype=np.float32)
@@ -157,6 +159,22 @@ def test_no_more_kinds_of_tensors_are_remembered_than_a_few(monkeypatch):
         handles = [session_of(stash).pack(ref.tensor(VALUES[:size], requires_grad=True) * 1.0) for size in sizes]
     assert planned == [*[(size,) for size in range(1, 30)], (1,)], "29 is remembered, and 1 is not"
     assert all(handle().shape == (size,) for size, handle in zip(sizes, handles, strict=True))
+
+
+def test_no_two_plans_have_one_number_whoever_comes_in_between(monkeypatch):
+    def between(plan):
+        while others:
+            found.append(ways.way(others.pop(), "")[1].number)
+        return known(plan)
+
+    monkeypatch.setattr(StoreIn, "plan", lambda policy, spec: Plan((), Memory(budget=spec.nbytes)))
+    stash, known, found = behind(Gated()), Plan.__hash__, []
+    ways, tensor = session_of(stash).places, made()
+    others = [session_of(stash).backend.spec(tensor[:8])]
+    monkeypatch.setattr(Plan, "__hash__", between)
+    with stash:
+        found.append(ways.way(session_of(stash).backend.spec(tensor), "")[1].number)
+    assert len(set(found)) == 2
 
 
 def test_what_drain_gave_up_is_not_waited_for_again():

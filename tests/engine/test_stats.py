@@ -110,3 +110,15 @@ def test_with_gives_the_stash_itself_and_it_says_what_it_does():
     assert session is stash
     assert {name for name in dir(session) if not name.startswith("_")} >= {"stats", "drain"}
     assert "Compress" in repr(session)
+
+
+def test_the_peak_is_the_most_that_was_alive_at_one_time():
+    stash, alive = ts.stash("compress", framework="reference", min_bytes=0), []
+    for size in (4000, 16_000, 1000):
+        with stash as session:
+            loss = (ref.ones((size,), requires_grad=True) * 1.0).exp().sum()
+        session.drain()
+        alive.append(stash.stats().live.nbytes)
+        del loss
+    assert stash.stats().live.nbytes == 0
+    assert stash.stats().peak_bytes == alive[1] == max(alive) > 0

@@ -41,9 +41,14 @@ class Turn(NamedTuple):
         return record
 
 
+def is_long(data: Array) -> bool:
+    """Whether a record is written from where it lies: the pages of shorter ones are far from one another."""
+    return data.size >= HUGE_PAGE
+
+
 def turn_of(data: Array, unit: int) -> Turn:
     """Return how to turn a record for a device that takes addresses of a unit, in bytes; 0 if it takes any."""
-    shift = -address(data) % unit if unit and data.size >= HUGE_PAGE else 0
+    shift = -address(data) % unit if unit and is_long(data) else 0
     return Turn(shift, unit if shift else 0)
 
 

@@ -31,8 +31,8 @@ _REFUSALS = {
 class Slab:
     """A private file, grown in steps and reused, read and written past the page cache where the system lets it.
 
-    :meth:`take` and :attr:`space` keep the books and must not be used at once; :meth:`write` and :meth:`read` are
-    thread-safe. Closing the file ends it, unless the parent of a forked child has it still.
+    Only one thread at a time may use :meth:`take` and :attr:`space`; :meth:`write` and :meth:`read` are thread-safe.
+    The file is gone once it is closed, unless the parent of a forked child still has it open.
     """
 
     def __init__(self, directory: str, calls: Syscalls, *, direct: bool, limit_bytes: int | None) -> None:
@@ -76,7 +76,7 @@ class Slab:
         return None if offset is None else (offset, size)
 
     def write(self, parts: Sequence[Array], offset: int) -> None:
-        """Write arrays one after the other; all but the first are shorter than its unit of addresses."""
+        """Write arrays one after the other; all but the first must be shorter than the device's unit of addresses."""
         if self.direct:  # whole blocks of the first go from where they are; the rest is copied
             first, *others = parts
             whole = first.size // BLOCK * BLOCK
@@ -97,7 +97,7 @@ class Slab:
         return digests
 
     def read(self, out: Array, nbytes: int, offset: int, *, by_copy: bool) -> list[int]:
-        """Fill the first ``nbytes`` of whole blocks, page-aligned or by way of a copy, and return their checksums."""
+        """Fill whole blocks, directly or by way of a copy, and return the checksums of their first ``nbytes``."""
         target = _bounce(out.size) if by_copy else out
         self._read_all(target, offset)
         return block_checksums(target[:nbytes], copy=out[:nbytes] if by_copy else None)

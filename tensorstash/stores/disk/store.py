@@ -16,7 +16,7 @@ from tensorstash.host.pool import Loan
 from tensorstash.protocols import Slot, Tier
 from tensorstash.sizes import format_bytes, parse_budget, parse_bytes
 from tensorstash.spec import ALIGNMENT
-from tensorstash.stores.disk.records import Piece, Record, corrupt, turn_of
+from tensorstash.stores.disk.records import Piece, Record, corrupt, is_long, turn_of
 from tensorstash.stores.disk.slab import Slab
 from tensorstash.stores.disk.syscalls import Syscalls
 
@@ -127,8 +127,7 @@ class DiskStore:
 
     def put(self, data: Array, /) -> Slot:
         """Write ``data`` to disk and return its slot; the array is not kept."""
-        # The pages of shorter records are far from one another: they are copied as a whole.
-        is_in_place = data.size >= HUGE_PAGE
+        is_in_place = is_long(data)
         if is_in_place and address(data) % ALIGNMENT:
             data = copied(data)
         record = self._begin_put(data)
@@ -164,7 +163,10 @@ class DiskStore:
             self._end(record)
 
     def delete(self, slot: Slot, /) -> None:
-        """Free the slot, without a lock; the next :meth:`put` takes the space back, once nobody reads it any more."""
+        """Free the slot; the next :meth:`put` takes the space back, once nobody reads it any more.
+
+        It takes no lock: a finalizer may call it inside any other method on the same thread.
+        """
         if isinstance(slot, Record) and slot.space in self._spaces:
             self._drop(slot)
 
