@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.device.chosen import Card
 from tests.device.simulated import compiler, library
 from tests.processes import Program, output_of
 
@@ -63,6 +64,13 @@ def test_on_the_device() -> None:
     environment = os.environ | {"TENSORSTASH_TEST_DEVICE": "sim", "OMP_NUM_THREADS": "1"}
     inner = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=880, check=False)
     assert inner.returncode == 0, inner.stdout[-6000:] + inner.stderr[-3000:]
+    assert " skipped" not in inner.stdout.splitlines()[-1]
+
+
+def test_a_name_that_no_device_has_is_a_mistake() -> None:
+    with pytest.raises(BaseException, match="limitd") as raised:  # a skip is one, too
+        _ = Card.__new__(Card).limitd
+    assert raised.type is AttributeError
 
 
 def test_no_thread_touches_a_device_that_the_program_does_not_use() -> None:

@@ -1,7 +1,9 @@
 """A replaced forward runs inside its scope, and leaves no other trace in the model."""
 
+import copy
 import gc
 import inspect
+import pickle
 import weakref
 from contextlib import contextmanager
 
@@ -32,6 +34,21 @@ def model():
 def entered():
     """The names of the scopes that were entered."""
     return []
+
+
+def test_deep_copies_of_model_and_forward_stay_nested_and_bring_their_own_model(model, entered):
+    for name in "ab":
+        replace_method(model, noting(entered, name))
+    twin, pair = copy.deepcopy(model), copy.deepcopy({"forward": model.forward, "model": model})
+    twin.weight = pair["model"].weight = 10
+    assert [twin.forward(3), pair["forward"](3), model.forward(3)] == [30, 30, 6]
+    assert entered == ["b", "a"] * 3
+
+
+def test_a_pickle_has_the_forward_of_before(model, entered):
+    model.forward = abs
+    replace_method(model, noting(entered, "a"))
+    assert pickle.loads(pickle.dumps(model)).forward is abs
 
 
 def test_signature_name_and_documentation_lookups_see_the_model_s_own_forward(model, entered):

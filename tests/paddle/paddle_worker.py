@@ -41,6 +41,30 @@ def plainly() -> object:
     return expected
 
 
+def under_budget() -> None:
+    """Train under a budget; each rank stores the excess."""
+
+    def train(around):
+        paddle.seed(2)
+        net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Silu(), nn.Tanh()) for _ in range(4)))
+        model, found = paddle.DataParallel(net), []
+        for step in range(6):
+            paddle.seed(10 * step + dist.get_rank())
+            with around:
+                loss = (model(paddle.randn([256, 64])) ** 2).mean()
+            loss.backward()
+            del loss
+            found.append([bits(parameter.grad) for parameter in net.parameters()])
+            net.clear_gradients()
+        return found
+
+    stash = ts.stash("disk_spill", budget="256KiB", framework="paddle", min_bytes=4096)
+    assert train(stash) == train(nullcontext())
+    planned = stash.stats().planned
+    assert planned["stored"].nbytes > 0
+    assert planned["kept"].nbytes <= 2**20
+
+
 def under_fleet() -> None:
     """Train under ``fleet``, plain and wrapped before and after the model is distributed."""
     fleet.init(is_collective=True)
@@ -67,4 +91,5 @@ if __name__ == "__main__":
     dist.init_parallel_env()
     gradients = plainly()
     under_fleet()
+    under_budget()
     print(gradients)

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from paddle_operators.cases import LAYOUTS, every_case
+from paddle_operators.cases import LAYOUTS, Case, every_case
 from paddle_operators.driving import outcomes, sampled
 from paddle_operators.lossy import cases_of_readers
 from paddle_operators.rows import ROWS
@@ -87,3 +87,15 @@ def test_readers_have_an_edge_to_whatever_made_what_they_save_and_guarded_ones_a
     assert not apart
     saving = {node for _, outcome in found for node in outcome.get("saved", ())}
     assert READERS - saving == {f"{name}GradNode" for name in SAVE_NOTHING.split()}
+
+
+def test_the_search_finds_planted_faults_and_names_a_case_that_kills_its_process():
+    changed = "F.softmax_with_cross_entropy(x(5, 4), i(5, 1, high=4), return_softmax=True)"
+    planted = {
+        Case("paddle.exp(x())", "contiguous", "float32"): "alive",
+        Case("paddle.exp(x())", "sliced", "float32"): {"died": "SIGSEGV"},
+        Case("paddle.square(x())", "contiguous", "float32"): None,
+        Case("paddle.square(x())", "transposed", "float32"): "other gradients",
+        Case(changed, "contiguous", "float32"): "backward changed output 1",
+    }
+    assert dict(outcomes("jobs.faulty", planted)) == planted

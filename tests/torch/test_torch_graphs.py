@@ -109,3 +109,19 @@ def test_hooks_that_run_in_the_middle_of_a_compiled_function_are_not_compiled(co
     assert same_bits(plain, hooked)
     assert hooked_frames == frames
     assert stash.stats().stashed
+
+
+def test_rrelu_in_training_saves_its_noise_before_it_is_there(backend):
+    """pytorch#193671, which no hook can repair. Where it fails, PyTorch has, and the limitation in the docs can go."""
+    noises = []
+
+    def pack(tensor):
+        if tensor.shape == (7,) and backend.keep_reason(tensor) is None:
+            noises.append((tensor.detach(), tensor.detach().clone()))
+        return tensor.detach()
+
+    with backend.hooks(pack, lambda packed: packed):
+        nn.functional.rrelu(torch.full((7,), -1.0, requires_grad=True), training=True)
+    ((now, at_save),) = noises
+    assert backend.version(now) == 0
+    assert not torch.equal(now, at_save)

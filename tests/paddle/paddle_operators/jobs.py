@@ -1,11 +1,14 @@
 """What can be asked of a case; each answer goes into JSON."""
 
 import os
-from contextlib import AbstractContextManager
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
 import paddle
+from paddle.base import core
 
 import tensorstash as ts
 from tensorstash.backends.paddle.backend import PaddleBackend
@@ -132,3 +135,22 @@ def looked_at(case: Case) -> dict[str, Any]:
         "saved": sorted({name for name, _ in made if name in near}),
         "apart": sorted({name for name, node in made if name in near and node not in near[name]}),
     }
+
+
+def faulty(case: Case) -> str | None:
+    """Do wrong: crash in one layout; save as Paddle's documentation does, which gets layouts wrong; save no copy."""
+    if case.row == "paddle.exp(x())":
+        if case.layout == "sliced":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return "alive"
+    pair = (paddle.Tensor.numpy, paddle.to_tensor) if case.row == "paddle.square(x())" else (lambda tensor: tensor,) * 2
+    return difference(run(case), case, _unrepaired(*pair))
+
+
+@contextmanager
+def _unrepaired(pack: Any, unpack: Any) -> Iterator[None]:
+    core.eager.register_saved_tensors_hooks(pack, unpack)
+    try:
+        yield
+    finally:
+        core.eager.reset_saved_tensors_hooks()
