@@ -82,7 +82,7 @@ def test_a_folder_imports_only_folders_of_a_lower_rank(name: str) -> None:
         for path in PATHS
         if room(path) == name
         for target in rooms_imported(path)
-        if RANKS[target] >= RANKS[name] and not (name == "backends" and target == "reference")
+        if RANKS[target] >= RANKS[name]
     }
     assert not above
 

@@ -1,4 +1,4 @@
-"""Run the core of the conformance kit on other versions of a framework: ``python -m tests.versions paddle 3.3.1``.
+"""Run the core of the kit on other versions of a framework: ``python -m tests.framework_versions paddle 3.3.1``.
 
 Installs each version into a folder of its own, in front of what this environment has, and runs the suite of the
 backend there. Versions that the package declares as too old have to be refused with the versions that work; say
