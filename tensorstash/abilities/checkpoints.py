@@ -1,6 +1,7 @@
 """Blocks of a model that a framework computes again in backward."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,8 +9,6 @@ CHECKPOINTED = "checkpointed"
 
 ALREADY = "checkpoints already"
 """Why a block is left alone that somebody else has taken care of."""
-
-NOT_REPEATED = "not repeated"
 
 
 @dataclass(slots=True)
@@ -22,8 +21,7 @@ class Region:
         refused: why blocks of the same model are not computed again, by the classes of the modules inside.
         fate: its treatment in the plan of the step, if its refusal is empty.
         refusal: why it is not computed again; empty if it is; None before its first call.
-        writes: whether its calls write its buffers, which computing it again must not.
-        saved_bytes: bytes that it saves beside its arguments and weights where it is not computed again.
+        saved_bytes: bytes that it saves beside its weights where it is not computed again.
     """
 
     name: str
@@ -31,30 +29,52 @@ class Region:
     refused: dict[Hashable, str] = field(default_factory=dict)
     fate: str = CHECKPOINTED
     refusal: str | None = None
-    writes: bool = False
     saved_bytes: int = 0
 
-    def judged(self, refusal: str, writes: bool = False, saved_bytes: int = 0) -> None:
+    def judged(self, refusal: str, saved_bytes: int = 0) -> None:
         """Note the result of the proof."""
-        self.refusal, self.writes, self.saved_bytes = refusal, writes, saved_bytes
+        self.refusal, self.saved_bytes = refusal, saved_bytes
 
     def planned(self, fate: str) -> None:
         """Note its treatment in the plan of the next step."""
         self.fate = fate
 
     @property
-    def is_repeated(self) -> bool:
-        """Whether it has been proved that it can be computed again."""
-        return self.refusal == ""
-
-    @property
     def treatment(self) -> str:
         """What became of it, in words."""
-        if self.refusal is None:
-            return "not called yet"
-        if self.refusal == ALREADY:
-            return f"left alone: the model {ALREADY}"
-        return f"{NOT_REPEATED}, since each {self.refusal}" if self.refusal else self.fate
+        words = {None: "not called yet", "": self.fate, ALREADY: f"left alone: the model {ALREADY}"}
+        return words.get(self.refusal, f"not repeated, since each {self.refusal}")
+
+
+class Repeats(Protocol):
+    """The part of a framework in calls that are computed again.
+
+    Args:
+        tensor: its type.
+        constants: types of arguments that nobody changes, beside those of Python.
+        notes: attributes of every module, in which the framework keeps its own bookkeeping.
+        source: name of the Python module of its function.
+    """
+
+    tensor: type
+    constants: tuple[type, ...]
+    notes: frozenset[str]
+    source: str
+
+    def is_checkpointed(self) -> bool:
+        """Return whether somebody else computes again, in backward, the present work of this thread."""
+
+    def repeat(self, again: Any, tensors: list[Any]) -> Any:
+        """Call a function on tensors, so that backward calls it again."""
+
+    def is_buffer(self, value: Any) -> bool:
+        """Return whether a parameter or buffer of a module is a tensor that its calls may write."""
+
+    def digest(self, value: Any) -> Hashable:
+        """Return a key of the bits of a tensor, or of the numbers that a generator will draw; None for all else."""
+
+    def numbers(self, tensors: list[Any]) -> Callable[[], AbstractContextManager[None]]:
+        """Return what sets back all random numbers that its function does on devices of tensors, for a block."""
 
 
 @runtime_checkable
@@ -65,5 +85,4 @@ class SupportsCheckpoints(Protocol):
     computed again in backward, unless its first call has shown that it cannot be, which is noted in the region.
     """
 
-    def is_checkpointed(self) -> bool:
-        """Return whether somebody else computes again, in backward, the present work of this thread."""
+    repeats: Repeats

@@ -91,7 +91,7 @@ class Adviser:
         if self._entries > _JUDGED_ENTRIES:
             return
         self._is_compiling = isinstance(backend, SupportsGraph) and backend.is_compiling()
-        if not self._only_keeps and isinstance(backend, SupportsCheckpoints) and backend.is_checkpointed():
+        if not self._only_keeps and isinstance(backend, SupportsCheckpoints) and backend.repeats.is_checkpointed():
             self.say(
                 "a wrapped block is called inside of a checkpoint: its tensors are stored, though the checkpoint is to "
                 "compute them again. Wrap the whole model instead, around its checkpoints"

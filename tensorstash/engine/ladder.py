@@ -126,8 +126,8 @@ class Ladder:
         """Bytes of saved tensors that may stay; 0 before :meth:`begin`."""
         self.is_begun = False
         """Whether the limit is known."""
-        self.saved_bytes = 0
-        """Bytes that the last step saved."""
+        self.lasting_bytes = 0
+        """Bytes that the last step saved and no recipe makes again."""
         self._lock = threading.Lock()
         self._plans: OrderedDict[int, list[Record]] = OrderedDict()
         self._clear()
@@ -201,7 +201,7 @@ class Ladder:
         with self._lock:
             step, plan, plans = self._step, self._plan, self._plans
             if step:
-                self.saved_bytes = sum(map(attrgetter("nbytes"), step))
+                self.lasting_bytes = sum(record.nbytes for record in step if not record.is_remakable)
                 first = hash(step[0].kind)
                 if plan is None or len(plan) != len(step) or any(map(attrgetter("has_news"), step)):
                     plans[first] = planned(step, self.limit_bytes)

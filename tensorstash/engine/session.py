@@ -116,21 +116,15 @@ class Session(Generic[T]):
             if self._border is not None and self.regions and self.state.was_asked:
                 self._current_stretch()  # a block asks for the plan before it saves anything
             self._stretch.close()  # contents saved before are never taken for the same
-        self._time(is_end=False)
         readers, backend = None, self.backend
         if self._may_lose and isinstance(backend, SupportsGraph):
             readers = backend.readers(lambda handle: isinstance(handle, Stashed) and handle.wants_reader)
         hooks = backend.hooks(self.pack, self.unpack, trusted=True)
         return Scope(self, self.adviser, self._thread, hooks, readers, self._entry_ended)
 
-    def _time(self, *, is_end: bool) -> None:
-        if self._border is not None and self._ladder is not None:
-            self._border.passed(self._ladder.device, is_end=is_end)
-
     def _entry_ended(self) -> None:
         if self.state.is_inherited:
             return
-        self._time(is_end=True)
         if self._residency is not None:
             self.sender.start(self._residency.leaving(all_of_them=True), self.places)
         judge_regions(self.adviser, self.regions.values())

@@ -1,6 +1,5 @@
 """The policy that computes whole blocks of a model again, and which modules of a model are such blocks."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -80,8 +79,7 @@ def repeated(modules: Mapping[str, object]) -> list[str]:
     parents = {name: name.rpartition(".")[0] for name in modules if name}
     lists = {name for name, module in modules.items() if _LISTS & {each.__name__ for each in type(module).__mro__}}
     kinds = {name: (parents[name], type(modules[name])) for name in parents.values() if name and parents[name] in lists}
-    counts = Counter(kinds.values())
-    return [name for name in modules if name in kinds and counts[kinds[name]] > 1]
+    return [name for name in modules if name in kinds and [*kinds.values()].count(kinds[name]) > 1]
 
 
 def is_on_accelerator(modules: Iterable[Any]) -> bool:

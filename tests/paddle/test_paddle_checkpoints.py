@@ -1,10 +1,8 @@
 """Layers under ``checkpoint`` that only Paddle has: results as without, and no layer that cannot repeat."""
 
-import random
 from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
 import paddle
 import pytest
 from paddle import nn
@@ -30,10 +28,6 @@ def x():
     return paddle.randn([8, 16])
 
 
-def host_numbers(block, x):
-    return x * (1 + random.random()) * float(np.random.rand())
-
-
 class Shapes(nn.Layer):
     """Returns what a caller may want: its argument, an integer, nothing, and a dictionary."""
 
@@ -51,7 +45,6 @@ def normed(block):
 
 RETURNS = {
     "unused generator": {"state": Generator},
-    "host's numbers": {"after": host_numbers},
     "dictionary": {"made": Shapes, "call": lambda block, x: block(x, mask=paddle.ones([1]))[1]["y"]},
     "argument": {"made": Shapes, "call": lambda block, x: block(x)[0] * 1},
     "statistics": {"made": normed},

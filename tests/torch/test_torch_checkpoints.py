@@ -59,7 +59,7 @@ def test_a_block_that_reads_what_it_refers_to_is_checkpointed(x):
             block.others, block.weights = [model, block], [block.up.weight]
             block.lookup = {"by name": (block.up, torch.arange(16)), "empty": np.zeros(()), "size": torch.Size([2])}
             block.unused = [random.Random(1), np.random.default_rng(2), np.random.RandomState(3), np.float32(4)]
-            block.unused += [random.SystemRandom(), iter([5]), block.unused]
+            block.unused += [iter([5]), block.unused]
         for block in model.blocks:
             block.scale = model.blocks[0].up.bias[:1] * 2
         return model
@@ -196,6 +196,25 @@ def test_a_backward_from_what_a_proof_has_left_outside_of_the_block_is_an_error_
     model(x)
     with pytest.raises(StashError, match=r"block blocks\.\d was called twice for its proof"):
         sum(losses).backward()
+
+
+def test_statistics_that_later_calls_write_alone_are_counted_once(x):
+    def made():
+        model = BLOCKS.model()
+        for block in model.blocks:
+            block.norm = nn.BatchNorm1d(16)
+            block.norm.eval()
+        return model
+
+    def results(model):
+        first = BLOCKS.trained(model, x, 1)
+        model.train()
+        return first, BLOCKS.trained(model, x, 2)
+
+    expected = results(made())
+    handle = ts.wrap(model := made(), "checkpoint", min_bytes=0)
+    assert results(model) == expected
+    assert handle.stats().blocks == {CHECKPOINTED: ("blocks.0", "blocks.1", "blocks.2")}
 
 
 def test_gradients_are_accumulated_and_kept_graphs_run_twice(x):

@@ -49,7 +49,6 @@ class PaddleBackend:
     hooks = suspended = HookScope
     producers = Producers
     repeats = PaddleRepeats()
-    is_checkpointed = repeats.is_checkpointed
 
     def __init__(self) -> None:
         # Called for every saved tensor, so without a frame of Python in between.

@@ -2,40 +2,45 @@
 
 import random
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import paddle
 from paddle import Tensor
 from paddle.base.core import Generator
+from paddle.base.framework import EagerParamBase
 from paddle.distributed.fleet.meta_parallel.parallel_layers import random as parallel
-from paddle.distributed.fleet.recompute.recompute import recompute as theirs
+from paddle.distributed.fleet.recompute.recompute import recompute, switch_rng_state_tracker
 
+from tensorstash.abilities.checkpoints import Repeats
 from tensorstash.backends.forward import is_called_by
-from tensorstash.backends.repeat import Again, Repeats, emptied, filled
+from tensorstash.backends.repeat import Again, apart
 from tensorstash.errors import StashError
 from tensorstash.host.checksum import checksum
 
 # Paddle does not type them.
-_recompute: Callable[..., Any] = theirs
-_tracker: Callable[[], Any] = parallel.get_rng_state_tracker  # type: ignore[attr-defined]
+_recompute: Any = recompute
+_parallel: Any = parallel
 
 
 class PaddleRepeats(Repeats):
-    """Paddle's own ``recompute``, which reenters: its other kind hides the inputs from hooks."""
+    """Paddle's own ``recompute``, which reenters.
+
+    Its other kind hides the inputs from hooks.
+    """
 
     tensor = Tensor
-    generator = Generator
     constants = (paddle.dtype,)
     notes = frozenset(vars(paddle.nn.Layer())) - {"training"}
-    inside = "_sub_layers"
-    reenters = True
     source = _recompute.__module__
 
     def is_checkpointed(self) -> bool:
         return is_called_by(self.source)
 
     def repeat(self, again: Again, tensors: list[Any]) -> Any:
+        made: list[Any] = []
         start = []
         if all(tensor.stop_gradient for tensor in tensors):
             if all(weight.stop_gradient for weight in again.module.parameters()):
@@ -43,7 +48,6 @@ class PaddleRepeats(Repeats):
             # recompute gives the weights of a layer no gradients unless an argument asks for one.
             start = [paddle.zeros([1])]
             start[0].stop_gradient = False
-        made: list[Any] = []
 
         def run(*given: Any) -> tuple[Any, ...]:
             if made and is_called_by("paddle.base.dygraph.base", "grad"):
@@ -52,29 +56,26 @@ class PaddleRepeats(Repeats):
                     "gradients of its weights; call backward() on the loss, or leave Checkpoint out of the policy"
                 )
             found = given[len(start) :]
-            shape, every, _ = emptied(again(*found), self, found)
-            made[:] = [shape]
-            return tuple(every[len(found) :])
+            shape, returned, _ = apart(again(*found), self)
+            made[:] = shape, [next((i for i, one in enumerate(found) if one is each), None) for each in returned]
+            return tuple(each for each, place in zip(returned, made[1], strict=True) if place is None)
 
-        outputs = _recompute(run, *start, *tensors)
-        return filled(made[0], [*tensors, *outputs])
+        outputs = iter(_recompute(run, *start, *tensors))
+        shape, places = made
+        return shape([next(outputs) if place is None else tensors[place] for place in places])
 
     def is_buffer(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and value.stop_gradient
+        # Frozen weights are no buffers, and statistics have one axis: Paddle holds both alike.
+        return not isinstance(value, EagerParamBase) or (value.stop_gradient and value.ndim < 2)
 
     def digest(self, value: Any) -> Hashable:
         if isinstance(value, Generator):
             return tuple(word for word in str(value.get_state()).split() if not word.startswith("0x"))  # an address
-        return checksum(value.detach().contiguous().numpy().reshape(-1).view("u1"))
+        if not isinstance(value, Tensor):
+            return None
+        return checksum(value.detach().contiguous().numpy().reshape(-1).view("u1")), value.inplace_version
 
-    def numbers(self, tensors: list[Any]) -> Callable[[], None]:
-        state, tracked = paddle.get_rng_state(), _tracker().get_states_tracker()
-        pythons, numpys = random.getstate(), np.random.get_state()
-
-        def back() -> None:
-            random.setstate(pythons)
-            np.random.set_state(numpys)
-            paddle.set_rng_state(state)
-            _tracker().set_states_tracker(tracked)
-
-        return back
+    def numbers(self, tensors: list[Any]) -> Callable[[], AbstractContextManager[None]]:
+        tracked = _parallel.get_rng_state_tracker().get_states_tracker()
+        numbers = paddle.get_rng_state(), tracked, np.random.get_state(), random.getstate()
+        return partial(switch_rng_state_tracker, *numbers)

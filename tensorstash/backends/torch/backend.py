@@ -50,7 +50,6 @@ class TorchBackend:
     suspended = Suspended
     readers = Readers
     repeats = TorchRepeats()
-    is_checkpointed = repeats.is_checkpointed
     producers = Producers
     to_host = staticmethod(elements)
     from_host = staticmethod(rebuilt)
