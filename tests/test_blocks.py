@@ -151,12 +151,8 @@ def test_threads_enter_one_stash_apart():
         assert set().union(*pool.map(depths, range(4))) == {2}
 
 
-@pytest.mark.parametrize("is_compiled", [True, False], ids=["compiled", "in Python"])
-def test_what_a_guarded_function_raises_goes_to_the_handler_and_its_result_is_returned(is_compiled, monkeypatch):
-    if not is_compiled:
-        monkeypatch.setattr(native, "functions", None)
-    elif native.functions is None:
-        pytest.skip("nothing is compiled here")
+@pytest.mark.usefixtures("either_way")
+def test_what_a_guarded_function_raises_goes_to_the_handler_and_its_result_is_returned():
     raised = []
 
     def handler(error):

@@ -101,8 +101,3 @@ def test_numpy_in_a_hook_is_a_copy_that_later_writes_do_not_reach():
         x.mul_(0.0)
     loss.backward()
     assert a.grad.tolist() == [4.0] * 3
-
-
-def test_numpy_of_what_requires_grad_is_refused_while_gradients_are_recorded():
-    with pytest.raises(RuntimeError, match="requires grad"):
-        reference.full((3,), 2.0, requires_grad=True).numpy()

@@ -31,6 +31,10 @@ def test_a_file_gives_the_arguments_of_a_scope(name: str, tmp_path: Path) -> Non
     path = tmp_path / name
     path.write_text(TEXTS[name])
     assert ts.load_settings(path) == SETTINGS == settings_of(str(path), "--policy")
+    if name == "s.toml":
+        with path.open("rb") as file:
+            assert ts.load_settings(file) == SETTINGS
+            assert not file.closed
     with ts.stash(**ts.load_settings(path), framework="reference") as session:
         assert session.stats().seen.tensors == 0
 

@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from broken_stores import Litters
-from planted import Answering, Planted, caught_by, planted
+from planted import Answering, Planted, caught_by, planted, replacing
 
 from tensorstash import Compress, DiskSpill, HookPolicy, Keep, reference
 from tensorstash.api import Stash
@@ -33,7 +33,8 @@ def stashing(name: str, other: Callable[[Any], Any]) -> type:
 # Line 8: nothing lost quietly
 
 
-class LosesErrors(Answering):
+@replacing("session")
+class AnswersWithZeros(Answering):
     def answer(self, handle: Any, like: Any) -> Any:
         try:
             return self.unpack(handle)
@@ -41,7 +42,8 @@ class LosesErrors(Answering):
             return reference.zeros(*like)
 
 
-class Unnamed(Answering):
+@replacing("session")
+class NamesNothing(Answering):
     def answer(self, handle: Any, like: Any) -> Any:
         try:
             return self.unpack(handle)
@@ -51,10 +53,9 @@ class Unnamed(Answering):
 
 of_stores = "test_line08_a_store_that_fails_ends_in_a_named_error"
 of_codecs = "test_line08_a_codec_that_fails_ends_in_a_named_error"
-zeros, unnamed = planted("AnswersWithZeros", session=LosesErrors), planted("NamesNothing", session=Unnamed)
-for suite, fault in ((zeros, "full"), (zeros, "corrupt"), (unnamed, "gone")):
+for suite, fault in ((AnswersWithZeros, "full"), (AnswersWithZeros, "corrupt"), (NamesNothing, "gone")):
     caught_by(of_stores, fault=fault)(suite)
-for suite, fault in ((zeros, "encode_wrong_size"), (unnamed, "decode_wrong_size")):
+for suite, fault in ((AnswersWithZeros, "encode_wrong_size"), (NamesNothing, "decode_wrong_size")):
     caught_by(of_codecs, fault=fault)(suite)
 
 
@@ -87,14 +88,25 @@ def without_budgets(policy: HookPolicy) -> HookPolicy:
     return policy
 
 
+@caught_by("test_line09_bytes_in_flight_hold_and_a_hanging_store_is_named")
+@replacing("stash")
+def ignores_bytes_in_flight(self: Any, policy: Any, min_bytes: Any = 0, limits: Any = None) -> Stash:
+    return Planted.stash(self, policy)
+
+
+@caught_by("test_line09_the_forward_waits_and_goes_on_when_bytes_have_left", raises=(StoreError,))
+@replacing("stash")
 def never_goes_on(self: Any, policy: Any, min_bytes: Any = 0, limits: Any = None) -> Stash:
     stuck = StoreIn(Watched(held_s=0.2))
     return Planted.stash(self, stuck, limits=Limits(in_flight=600, timeout_s=0.05))
 
 
-def counts_twice(self: Any) -> Stats:
-    stats = Session.stats(self)
-    return replace(stats, stored={tier: Tally(2 * t.tensors, 2 * t.nbytes) for tier, t in stats.stored.items()})
+@caught_by("test_line09_statistics_agree_with_the_store")
+@replacing("session")
+class CountsTwice(Session):
+    def stats(self) -> Stats:
+        stats = super().stats()
+        return replace(stats, stored={tier: Tally(2 * t.tensors, 2 * t.nbytes) for tier, t in stats.stored.items()})
 
 
 for tier in ("memory", "disk"):
@@ -102,35 +114,35 @@ for tier in ("memory", "disk"):
 caught_by("test_line09_a_budget_holds", tier="memory")(
     stashing("WantsRoomToSpare", lambda policy: StoreIn(Memory(budget=255)))
 )
-caught_by("test_line09_bytes_in_flight_hold_and_a_hanging_store_is_named")(
-    planted("IgnoresBytesInFlight", stash=lambda self, policy, min_bytes=0, limits=None: Planted.stash(self, policy))
-)
-caught_by("test_line09_the_forward_waits_and_goes_on_when_bytes_have_left", raises=(StoreError,))(
-    planted("NeverGoesOn", stash=never_goes_on)
-)
-caught_by("test_line09_statistics_agree_with_the_store")(
-    planted("CountsTwice", session=type("CountsTwice", (Session,), {"stats": counts_twice}))
-)
 
 
 # Line 10: nothing left behind
 
 
+@caught_by(
+    "test_line10_scopes_nest_and_leave_no_hooks",
+    "test_line10_a_wrapped_model_is_and_trains_as_it_did",
+)
+@replacing("backend.hooks")
 @contextmanager
-def hooks_in_peace(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) -> Iterator[None]:
+def leaves_only_in_peace(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) -> Iterator[None]:
     hook_stack().append(reference.saved_tensors_hooks(pack, unpack))
     yield
     hook_stack().pop()
 
 
+@caught_by("test_line10_scopes_of_other_threads_are_their_own")
+@replacing("backend.hooks")
 @contextmanager
-def hooks_of_every_thread(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) -> Iterator[None]:
+def hooks_every_thread(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) -> Iterator[None]:
     with patch.object(saved, "hook_stack", lambda: [reference.saved_tensors_hooks(pack, unpack)]):
         yield
 
 
+@caught_by("test_line11_scopes_left_out_of_order_are_refused_and_hooks_survive")
+@replacing("backend.hooks")
 @contextmanager
-def hooks_on_top(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) -> Iterator[None]:
+def pops_whatever_is_on_top(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) -> Iterator[None]:
     hook_stack().append(reference.saved_tensors_hooks(pack, unpack))
     try:
         yield
@@ -138,15 +150,8 @@ def hooks_on_top(self: Any, pack: Any, unpack: Any, *, trusted: bool = False) ->
         del hook_stack()[-1:]
 
 
-caught_by(
-    "test_line10_scopes_nest_and_leave_no_hooks",
-    "test_line10_a_wrapped_model_is_and_trains_as_it_did",
-)(planted("LeavesOnlyInPeace", backend={"hooks": hooks_in_peace}))
-caught_by("test_line10_scopes_of_other_threads_are_their_own")(
-    planted("HooksEveryThread", backend={"hooks": hooks_of_every_thread})
-)
-
-
+@caught_by("test_line10_a_wrapped_model_is_and_trains_as_it_did")
+@replacing("backend.wrap_forward")
 def changes_the_class(self: Any, model: Any, scope: Any) -> Any:
     kind = type(model)
 
@@ -158,22 +163,18 @@ def changes_the_class(self: Any, model: Any, scope: Any) -> Any:
     return lambda: setattr(model, "__class__", kind)
 
 
+@caught_by("test_line10_a_wrapped_model_is_and_trains_as_it_did")
+@replacing("backend.wrap_forward")
 def never_unwraps(self: Any, model: Any, scope: Any) -> Any:
     ReferenceBackend.wrap_forward(self, model, scope)
     return lambda: None
 
 
-caught_by("test_line10_a_wrapped_model_is_and_trains_as_it_did")(
-    planted("ChangesTheClass", backend={"wrap_forward": changes_the_class})
-)
-caught_by("test_line10_a_wrapped_model_is_and_trains_as_it_did")(
-    planted("NeverUnwraps", backend={"wrap_forward": never_unwraps})
-)
-caught_by("test_line10_rules_by_module_name_reach_their_module_only")(
-    planted(
-        "ForgetsTheModule", session=type("ForgetsTheModule", (Session,), {"module": lambda self, name: nullcontext()})
-    )
-)
+@caught_by("test_line10_rules_by_module_name_reach_their_module_only")
+@replacing("session")
+class ForgetsTheModule(Session):
+    def module(self, name: str) -> Any:
+        return nullcontext()
 
 
 def litters(policy: HookPolicy) -> HookPolicy:
@@ -187,11 +188,15 @@ caught_by("test_line10_no_file_is_left")(stashing("LeavesFiles", litters))
 # Line 11: fail closed
 
 
-def takes_any_size(self: Any, policy: Any, min_bytes: Any = 0, limits: Any = None) -> Stash:
+@caught_by("test_line11_a_size_that_is_none_is_refused")
+@replacing("stash")
+def takes_anything_for_a_size(self: Any, policy: Any, min_bytes: Any = 0, limits: Any = None) -> Stash:
     return Planted.stash(self, policy, min_bytes=min_bytes if isinstance(min_bytes, int) else 0, limits=limits)
 
 
-def falls_back(self: Any, policy: Any, **options: Any) -> Stash:
+@caught_by("test_line11_a_store_that_cannot_be_opened_is_refused_before_any_step")
+@replacing("stash")
+def falls_back_to_memory(self: Any, policy: Any, **options: Any) -> Stash:
     try:
         return Planted.stash(self, policy, **options)
     except StoreError:
@@ -201,17 +206,10 @@ def falls_back(self: Any, policy: Any, **options: Any) -> Stash:
 caught_by("test_line11_what_is_no_policy_is_refused")(
     stashing("TakesAnythingForAPolicy", lambda policy: policy if isinstance(policy, HookPolicy) else Keep())
 )
-caught_by("test_line11_a_size_that_is_none_is_refused")(planted("TakesAnythingForASize", stash=takes_any_size))
-caught_by("test_line11_what_is_no_model_is_refused")(
-    planted(
-        "TakesAnythingForAModel",
-        wrap=lambda self, model, policy, **options: Planted.wrap(self, self.lab.model(), policy, **options),
-    )
-)
 caught_by("test_line11_rules_by_module_name_need_a_model")(stashing("IgnoresModuleNames", lambda policy: Keep()))
-caught_by("test_line11_a_store_that_cannot_be_opened_is_refused_before_any_step")(
-    planted("FallsBackToMemory", stash=falls_back)
-)
-caught_by("test_line11_scopes_left_out_of_order_are_refused_and_hooks_survive")(
-    planted("PopsWhateverIsOnTop", backend={"hooks": hooks_on_top})
-)
+
+
+@caught_by("test_line11_what_is_no_model_is_refused")
+@replacing("wrap")
+def takes_anything_for_a_model(self: Any, model: Any, policy: Any, **options: Any) -> Any:
+    return Planted.wrap(self, self.lab.model(), policy, **options)

@@ -3,7 +3,7 @@
 from typing import Any
 from unittest.mock import patch
 
-from planted import caught_by, planted
+from planted import caught_by, planted, replacing
 
 from tensorstash.backends.reference.producers import Producers
 from tensorstash.engine import recomputer
@@ -40,11 +40,15 @@ def holding(self: Producers, tensor: Any, spec: Any, handle: Any) -> None:
 
 caught_by("test_line05_what_recipes_are_made_of_goes_with_the_graph")(making("HoldsWhatItNotes", note=holding))
 
-caught_by("test_line04_what_recipes_are_made_of_is_refused_if_it_was_modified")(
-    planted("ForgetsVersions", backend={"version_probe": lambda self, tensor: (tensor * 1).detach()})
-)
+
+@caught_by("test_line04_what_recipes_are_made_of_is_refused_if_it_was_modified")
+@replacing("backend.version_probe")
+def forgets_versions(self: Any, tensor: Any) -> Any:
+    return (tensor * 1).detach()
 
 
+@caught_by("test_line01_what_is_made_again_widens_no_error", raises=(TensorStashError,))
+@replacing("recomputer")
 class TakesAnything(Recomputer):
     """Takes any handle for an exact one, and finds all recipes right.
 
@@ -54,8 +58,3 @@ class TakesAnything(Recomputer):
     def handle(self, *arguments: Any) -> Any:
         with patch.object(Stashed, "is_exact", True), patch.object(recomputer, "_fault", lambda *_: None):
             return super().handle(*arguments)
-
-
-caught_by("test_line01_what_is_made_again_widens_no_error", raises=(TensorStashError,))(
-    planted("MakesThingsOfWhatHasLost", recomputer=TakesAnything)
-)

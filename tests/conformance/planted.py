@@ -97,6 +97,17 @@ def planted(name: str, control: Any = Planted, *, backend: Mapping[str, Any] | N
     return type(name, (control,), members)
 
 
+def replacing(member: str, control: Any = Planted) -> Callable[[Any], type]:
+    """Return what makes a suite of a member of it, or of a method of its backend, and names it after that.
+
+    Args:
+        member: such as ``session``, or ``backend.to_host``.
+        control: the suite without the fault.
+    """
+    place, _, method = member.partition(".")
+    return lambda fault: planted(fault.__name__, control, **{place: {method: fault} if method else fault})
+
+
 @dataclass(frozen=True)
 class Fault:
     """A planted fault.

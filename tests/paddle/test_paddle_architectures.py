@@ -66,7 +66,30 @@ def encoder():
     return Loss(nn.TransformerEncoderLayer(16, 4, 32, dropout=0.1)), [paddle.randn([2, 6, 16])]
 
 
-MODELS = {"gpt": gpt, "resnet": resnet, "lstm": lstm, "encoder": encoder}
+class SwiGLU(nn.Layer):
+    def __init__(self, width=16, inner=40):
+        super().__init__()
+        self.norm = nn.LayerNorm(width, epsilon=1e-6)
+        self.gate, self.up, self.down = nn.Linear(width, inner), nn.Linear(width, inner), nn.Linear(inner, width)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+def swiglu():
+    return Loss(nn.Sequential(nn.Linear(16, 16), SwiGLU(), SwiGLU())), [paddle.randn([4, 6, 16])]
+
+
+def mlp():
+    # Settings that differ where all else is the same.
+    layers = []
+    for approximate, eps in ((False, 1e-5), (True, 1e-3), (False, 1e-3), (True, 1e-5)):
+        layers += [nn.Linear(24, 24), nn.LayerNorm(24, epsilon=eps), nn.Linear(24, 24), nn.GELU(approximate)]
+    return Loss(nn.Sequential(*layers, nn.Linear(24, 4))), [paddle.randn([8, 24])]
+
+
+MODELS = {"gpt": gpt, "resnet": resnet, "lstm": lstm, "encoder": encoder, "swiglu": swiglu, "mlp": mlp}
 
 
 def prepared(build):
@@ -87,16 +110,29 @@ def prepared(build):
     return model, inputs, gradients
 
 
-@pytest.mark.parametrize("policy", ["keep", "cpu_offload", "compress", "disk_spill", "compress | disk_spill"])
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
-def test_a_lossless_policy_changes_no_bit(build, policy):
-    _, _, gradients = prepared(build)
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "keep",
+        "cpu_offload",
+        "compress",
+        "disk_spill",
+        "compress | disk_spill",
+        "recompute",
+        "recompute | compress:min_ratio=1",
+    ],
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_lossless_policy_changes_no_bit(name, policy):
+    _, _, gradients = prepared(MODELS[name])
     expected = gradients(nullcontext())
     stash = ts.stash(ts.parse(policy), framework="paddle", min_bytes=0)
-    assert gradients(stash) == expected
+    assert [gradients(stash) for _ in range(2)] == [expected] * 2
     stats = stash.stats()
-    on_host = policy in ("keep", "cpu_offload")  # where CPU tensors already are
-    assert (stats.stashed.tensors == 0) == on_host
+    if policy != "recompute":  # CPU tensors are on the host already
+        assert bool(stats.stashed.tensors) == (policy not in ("keep", "cpu_offload"))
+    assert bool(stats.recomputed) == ("recompute" in policy and name != "lstm"), stats  # that is one operation
+    assert not stats.refused
     assert stats.live.tensors == 0
 
 

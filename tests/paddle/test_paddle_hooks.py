@@ -34,15 +34,6 @@ def save_one():
     return paddle.exp(leaf([1.0, 2.0]))
 
 
-def test_a_pair_of_paddle_s_functions_gives_the_right_gradient(backend):
-    def program(a):
-        return a.t() * a.t()
-
-    expected = gradients(program, [noise(4, 6)])
-    for hooks in (backend.hooks, saved_tensors_hooks):
-        assert gradients(program, [noise(4, 6)], hooks(paddle.clone, paddle.clone)) == expected
-
-
 def test_leaving_on_another_thread_is_an_error_and_ends_the_scope(backend, in_a_thread):
     notes = []
     scope = backend.hooks(*noting(notes, "ours"))

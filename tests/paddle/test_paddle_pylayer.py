@@ -1,12 +1,10 @@
 """``PyLayer`` under hooks behaves as it does without: what may be saved, what comes back, second derivatives."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import paddle
 import pytest
 from paddle.autograd import PyLayer
-from paddle_cases import STASHES, alive, bits, gradients, layer, leaf, noise
+from paddle_cases import alive, bits, gradients, layer, leaf, noise
 
 import tensorstash as ts
 from tensorstash.errors import SavedTensorModifiedError
@@ -125,48 +123,6 @@ def of_outputs(of_y, of_z, y, z, x, again):
 
 
 tanh_and_exp = layer(lambda x: ((y := paddle.tanh(x), z := paddle.exp(x)), [y, z, x, y]), of_outputs)
-HELD = []
-
-
-def held(x):
-    HELD[:] = tanh_and_exp(x)
-    return HELD[0] * HELD[1]
-
-
-PROGRAMS = {
-    "its input": square,
-    "its input, made by an operation": lambda x: square(paddle.exp(x)),
-    "its inputs, which are one": lambda x: product(x, x),
-    "its output": tanh,
-    "an output that is held": held,
-    "an output that is gone": lambda x: tanh(x) * 2.0,
-    "outputs, one after the other": lambda x: tanh(tanh(x) * 2.0),
-    "an output, transposed": lambda x: tanh(x.reshape([1, 5]).t()).reshape([5]),
-    "several": lambda x: sum(tanh_and_exp(x)),
-    "an output, by an apply that was taken before": Modified.apply,
-}
-SCOPES = {
-    **{name: lambda pair, stash=stash: stash() for name, stash in STASHES.items()},
-    "a pair that copies": lambda pair: pair.hooks(),
-    "a pair that forgets the history": lambda pair: pair.backend.hooks(lambda saved: saved.numpy(), paddle.to_tensor),
-}
-
-
-@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
-@pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES.keys())
-@pytest.mark.usefixtures("never_freed")
-def test_second_derivatives_through_what_a_layer_saves_are_bitwise_equal(pair, program, scope):
-    def derivatives(hooks):
-        x = leaf(noise(5))
-        inner = x * 1.0
-        with hooks:
-            y = program(inner)
-        (first,) = paddle.grad(y.sum(), [x], create_graph=True)
-        (second,) = paddle.grad((first * first).sum(), [x])
-        return bits(first), bits(second)
-
-    assert derivatives(scope(pair)) == derivatives(nullcontext())
-    HELD.clear()
 
 
 @pytest.mark.usefixtures("never_freed")
@@ -244,18 +200,23 @@ class Raises(PyLayer):
 
 @pytest.mark.parametrize("retain", [False, True])
 @pytest.mark.parametrize("where", ["forward", "backward, before it asks", "backward, after it asked"])
-def test_a_layer_that_raises_leaves_nothing_behind(pair, where, retain):
+def test_a_layer_that_raises_leaves_nothing_behind_and_a_graph_that_is_retained_runs_again(pair, where, retain):
     before = alive()
-    Raises.where = where
-    x = leaf(noise(5)) * 1.0
+    x, losses = leaf(noise(5)), []
 
     def step():
         with pair.hooks():
-            y = Raises.apply(x)
-        y.sum().backward(retain_graph=retain)
+            losses.append(Raises.apply(x * 1.0).sum())
+        losses[0].backward(retain_graph=retain)
 
+    Raises.where = where
     with pytest.raises((RuntimeError, OSError)):
         step()
+    Raises.where = ""
+    if retain and losses:
+        losses[0].backward()
+        assert bits(x.grad) == bits(x)
+    losses.clear()
     paddle.exp(leaf([1.0]))  # outside of every scope: what was replaced is put back
     assert not pair.live
     assert alive() == before
@@ -293,18 +254,6 @@ def test_the_last_save_wins(pair, saves):
     y.sum().backward()
     (got,) = found
     assert (got and [bits(one) for one in got]) == {2: [bits(x)], 1: (), 0: None}[len(saves)]
-
-
-def test_a_retained_backward_that_raised_runs_again(pair):
-    x = leaf(noise(5))
-    Raises.where = "backward, after it asked"
-    with pair.hooks():
-        y = Raises.apply(x * 1.0)
-    with pytest.raises((RuntimeError, OSError)):
-        y.sum().backward(retain_graph=True)
-    Raises.where = ""
-    y.sum().backward()
-    assert bits(x.grad) == bits(x)
 
 
 def nested(x):

@@ -98,6 +98,7 @@ REFUSALS: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: zeros((1,)) + "1", TypeError, "add got '1' and a tensor of float32"),
     (lambda: zeros((1,)).astype("bfloat16"), TypeError, "not do in bfloat16"),
     (lambda: zeros((1,), "bfloat16"), TypeError, r"by from_buffer\(\)"),
+    (lambda: leaf().numpy(), RuntimeError, "requires grad"),
     (lambda: zeros((2,), device="sim:0").numpy(), DeviceError, r"use \.to\('cpu'\) first"),
     (lambda: zeros((2,), device="sim:0") + zeros((2,)), DeviceError, "add .* on one device, got sim:0 and cpu"),
     (lambda: ops.add(1.0, 2.0), DeviceError, "on one device, got none"),

@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 
 from tensorstash.errors import CorruptDataError
-from tensorstash.host.checksum import CHECKSUM_BLOCK
+from tensorstash.host.arrays import borrowed
+from tensorstash.host.checksum import CHECKSUM_BLOCK, block_checksums, checksum, joint_checksum
 from tensorstash.stores import Disk
 
 PIECE = 4 * 2**20
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reaches the unlinked file through /proc/self/fd")
 
 
 @pytest.fixture(params=[True, False], ids=["direct", "buffered"])
 def config(request, tmp_path):
+    if sys.platform != "linux":
+        pytest.skip("reaches the unlinked file through /proc/self/fd")
     return Disk(directory=str(tmp_path), direct=request.param)
 
 
@@ -34,10 +36,7 @@ def test_a_flipped_bit_is_found(config, payload, nbytes, where):
 
 HALF = PIECE // 2
 DAMAGES = {
-    "torn": lambda fd, written: os.pwrite(fd, bytes(range(256)) * (HALF // 256), HALF),
-    "stale": lambda fd, written: os.pwrite(fd, bytes(range(256)) * 2, 512 * 77),
     "swapped": lambda fd, written: os.pwritev(fd, [written[HALF:], written[:HALF]], 0),
-    "zeroed": lambda fd, written: os.pwrite(fd, bytes(4096), HALF),
     "cut": lambda fd, written: os.ftruncate(fd, HALF),
 }
 
@@ -60,3 +59,15 @@ def assert_found(config, data, damage, message=None):
     os.close(fd)
     assert np.array_equal(store.get(slot), data)
     store.close()
+
+
+@pytest.mark.parametrize("nbytes", [0, 7, CHECKSUM_BLOCK, CHECKSUM_BLOCK + 1, 3 * CHECKSUM_BLOCK + 77_777])
+def test_each_block_has_its_checksum_and_a_copy_is_made_of_all_bytes_and_no_more(payload, nbytes):
+    data, memory = borrowed(payload(nbytes)), np.full(nbytes + 20, 77, np.uint8)
+    copy = memory[3 : 3 + nbytes]
+    blocks = [data[start : start + CHECKSUM_BLOCK] for start in range(0, nbytes, CHECKSUM_BLOCK)]
+    assert block_checksums(data) == block_checksums(data, copy=copy) == list(map(checksum, blocks))
+    assert np.array_equal(copy, data)
+    assert (memory[:3] == 77).all()
+    assert (memory[3 + nbytes :] == 77).all()
+    assert joint_checksum(data[:5], data[5:]) == checksum(data)

@@ -10,7 +10,7 @@ from planted_faults import faulty_calls
 
 from tensorstash.errors import StoreFullError
 from tensorstash.host.pages import BLOCK, page_aligned, round_up
-from tensorstash.stores import Disk, Memory
+from tensorstash.stores import Disk
 from tensorstash.stores.disk.slab import Slab
 from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
@@ -154,16 +154,11 @@ def test_what_is_read_is_aligned_for_any_kernel(tmp_path, payload):
 
 
 def test_a_home_directory_is_found_on_the_machine_that_opens(monkeypatch):
-    config = Disk(directory="~/scratch")
+    config = Disk(directory=Path("~/scratch"))
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("USERPROFILE", "/home/someone")
     assert config.directory == "~/scratch"
     assert config.directories == (os.path.join("/home/someone", "scratch"),)
-
-
-def test_sizes_and_paths_are_normalised():
-    assert Memory(budget="1 KiB") == Memory(budget=1024)
-    assert Disk(directory=Path("/a")).directory == "/a"
 
 
 def test_the_default_directory_is_one_for_temporary_files(monkeypatch, tmp_path):
