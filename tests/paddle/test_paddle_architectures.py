@@ -136,6 +136,24 @@ def test_a_lossless_policy_changes_no_bit(name, policy):
     assert stats.live.tensors == 0
 
 
+@pytest.mark.parametrize("build", [gpt, resnet])
+def test_weights_after_five_steps_with_blocks_computed_again_are_those_without(build):
+    def trained(policy):
+        paddle.seed(7)
+        model, inputs = build()
+        model.train()
+        optimizer = paddle.optimizer.SGD(0.1, model.parameters())
+        with ts.wrap(model, policy, min_bytes=0) as handle:
+            for _ in range(5):
+                model(*inputs).backward()
+                optimizer.step()
+                optimizer.clear_grad()
+        return [bits(value) for value in model.state_dict().values()], set(handle.stats().blocks)
+
+    expected, _ = trained("keep")
+    assert trained("checkpoint | disk_spill") == (expected, {"checkpointed"})
+
+
 @pytest.mark.parametrize("policy", ["checkpoint", "checkpoint:every=2 | compress"])
 @pytest.mark.parametrize("build", [gpt, resnet])
 def test_blocks_that_are_computed_again_change_no_bit(build, policy):

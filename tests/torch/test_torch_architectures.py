@@ -1,10 +1,13 @@
 """Real architectures train bit for bit as without hooks, under every policy that loses nothing."""
 
 from contextlib import nullcontext
+from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
 from architectures import ARCHITECTURES, gradients
+from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
 
@@ -19,16 +22,22 @@ POLICIES = {
 }
 
 
-@pytest.mark.parametrize("is_autocast", [False, True], ids=["float32", "autocast"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_gradients_are_bitwise_those_without_hooks(name, is_autocast, same_bits):
-    if name == "lstm" and is_autocast and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("PyTorch has no LSTM in bfloat16 for this processor")
+def prepared(name):
+    """Return a model that trains without a cache of keys and values, and its inputs."""
     torch.manual_seed(0)
     model, inputs = ARCHITECTURES[name]()
     for part in model.train().modules():
         if hasattr(part, "config"):
             part.config.use_cache = False
+    return model, inputs
+
+
+@pytest.mark.parametrize("is_autocast", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_gradients_are_bitwise_those_without_hooks(name, is_autocast, same_bits):
+    if name == "lstm" and is_autocast and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("PyTorch has no LSTM in bfloat16 for this processor")
+    model, inputs = prepared(name)
     buffers = [buffer.clone() for buffer in model.buffers()]
 
     def run(around=nullcontext):
@@ -57,3 +66,27 @@ def test_gradients_are_bitwise_those_without_hooks(name, is_autocast, same_bits)
                 assert same_bits(plain, run()), policy
                 assert same_bits(plain_buffers, list(model.buffers())), policy  # statistics are counted once
             assert set(handle.stats().blocks) == {"checkpointed"}
+
+
+@pytest.mark.parametrize("is_autocast", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "lstm"])
+def test_weights_after_five_steps_are_those_of_checkpoints_by_hand(name, is_autocast, same_bits):
+    ours, inputs = prepared(name)
+    by_hand = deepcopy(ours)
+    for place in ts.Checkpoint().chosen(dict(by_hand.named_modules())):
+        block = by_hand.get_submodule(place)
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    start = list(map(torch.clone, ours.parameters()))
+    with ts.wrap(ours, "checkpoint | compress", min_bytes=0) as handle:
+        for model in (by_hand, ours):
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for step in range(5):
+                torch.manual_seed(step)
+                with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+                    loss = model(**inputs).loss
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert set(handle.stats().blocks) == {"checkpointed"}
+    assert same_bits(list(by_hand.parameters()), list(ours.parameters()))
+    assert not same_bits(start, list(ours.parameters()))
