@@ -72,15 +72,16 @@ class Border:
         if self._steps == 1:
             return
         sizes = [int((self._scale or 1.0) * region.saved_bytes) for region in blocks]
+        ends = [0, *accumulate(sizes)]
+        excess_bytes = self._least_bytes + ends[-1] - ladder.limit_bytes
         sent_bytes = 4.0 * max(sizes) * self._may_send
         if self._steps > 2 and self._may_send:
             most_bytes = max(region.saved_bytes for region in blocks)
             taken_bytes = self._forward_s * self._bytes_per_s(ledger, ladder.device, most_bytes)
-            hidden = taken_bytes / (sum(sizes) or 1)
-            # Beyond a half the program waits less for a byte than it takes to compute it again.
-            sent_bytes = inf if hidden >= 0.5 else min(in_flight_bytes / (1 - hidden), taken_bytes)
-        ends = [0, *accumulate(sizes)]
-        excess_bytes = self._least_bytes + ends[-1] - ladder.limit_bytes
+            hidden, behind = taken_bytes / (ends[-1] or 1), max(1 - excess_bytes / (ends[-1] or 1), 0.0)
+            # Beyond a half the program waits less for a byte than it takes to compute it again. Below, what is sent has
+            # left when forward ends, and begins behind the blocks that are computed again.
+            sent_bytes = inf if hidden >= 0.5 else min(in_flight_bytes, taken_bytes * behind) / (1 - hidden)
         leaving, repeated = bisect_left(ends, excess_bytes), bisect_left(ends, excess_bytes - sent_bytes)
         for place, region in enumerate(blocks):
             region.planned(CHECKPOINTED if place < repeated else "offloaded" if place < leaving else "kept")

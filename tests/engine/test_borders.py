@@ -126,3 +126,30 @@ def test_blocks_that_are_refused_are_no_part_of_the_plan():
     machine.step(340)
     machine.step(340)
     assert machine.numbers() == (3, 0, 6)
+
+
+def step_s(repeated, rate, in_flight):
+    """Return the seconds of a step that keeps three blocks and sends the others, but for those computed again."""
+    now, ends = 0.0, []
+    for place in range(BLOCKS):
+        now += SECONDS
+        if repeated <= place < BLOCKS - 3:
+            ends.append(max([now, *ends[-1:]]) + BLOCK_BYTES / rate)
+            while sum(end > now for end in ends) * BLOCK_BYTES > in_flight:
+                now = min(end for end in ends if end > now)
+    loaded, now = max([now, *ends[-1:]]), now + 3 * 2 * SECONDS
+    for _ in ends:
+        loaded += BLOCK_BYTES / rate
+        now = max(now, loaded) + 2 * SECONDS
+    return now + 3 * SECONDS * repeated
+
+
+@pytest.mark.parametrize("in_flight", [100, 200, 400])
+@pytest.mark.parametrize("share", [0.2, 0.5, 1, 2, 4])
+def test_a_step_takes_at_most_three_percent_more_than_with_the_best_split(share, in_flight):
+    rate = share * BLOCK_BYTES / (3 * SECONDS)  # of what blocks save during a step
+    machine = Machine(rate, in_flight=in_flight)
+    kept, _, repeated = [machine.step(340) for _ in range(6)][-1]
+    best = min(step_s(number, rate, in_flight) for number in range(BLOCKS - 2))
+    assert kept == 3
+    assert step_s(repeated, rate, in_flight) <= 1.03 * best
