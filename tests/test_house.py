@@ -2,7 +2,6 @@
 
 import ast
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tensorstash
+from tests.processes import output_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tensorstash"
@@ -40,10 +40,7 @@ RANKS = {
 
 DEPENDENCIES = {"numpy", "xxhash", "zstandard"}
 UNDER_ITS_NAME = ("torch", "paddle", "triton", "lightning", "transformers", "paddleformers")
-OPTIONAL = {
-    "config/settings.py": {"yaml"},
-    "testing": {"pytest"},
-}
+OPTIONAL = {"config/settings.py": {"yaml"}, "testing": {"pytest"}}
 
 
 @cache
@@ -117,8 +114,7 @@ def test_importing_the_package_imports_no_framework() -> None:
         "import sys; before = set(sys.modules); import tensorstash\n"
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
     )
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    loaded = {name for name in printed.stdout.split() if name.lstrip("_") not in sys.stdlib_module_names}
+    loaded = {name for name in output_of(program).split() if name.lstrip("_") not in sys.stdlib_module_names}
     assert "tensorstash" in loaded
     assert {name for name in loaded if not name.startswith("_")} <= {"tensorstash", *DEPENDENCIES}
 
@@ -156,9 +152,7 @@ def assigned_from_outside(path: Path) -> Iterator[str]:
     own: dict[int, str] = {}
     for kind in (node for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)):
         for method in (node for node in kind.body if isinstance(node, ast.FunctionDef)):
-            if [decorator.id for decorator in method.decorator_list if isinstance(decorator, ast.Name)] == [
-                "staticmethod"
-            ]:
+            if [ast.unparse(decorator) for decorator in method.decorator_list] == ["staticmethod"]:
                 name = re.findall("[A-Z][a-z]*", kind.name)[-1].lower()
                 own |= {id(node): name for node in ast.walk(method)}
     for node in ast.walk(tree(path)):

@@ -234,10 +234,7 @@ WARNINGS: dict[str, tuple[Says, str]] = {
     "compiled after the wrap": (lambda: compiled(model(64), wraps_first=True), r"gains nothing here: .*block\.compile"),
     "compiled as one graph after the wrap": (lambda: compiled(Written(), wraps_first=True), r"at once.*block\.compile"),
     "nothing but integers": (integers_alone, r"int64 is never quantized\): add .*\| disk_spill"),
-    "offload without an accelerator, once": (
-        lambda: train(stash("cpu_offload"), 1),
-        r"without effect: nothing was stashed.*DiskSpill\(",
-    ),
+    "offload, once": (lambda: train(stash("cpu_offload"), 1), r"without effect: nothing was stashed.*DiskSpill\("),
     "a budget without a unit": (lambda: train(stash("disk_spill", budget=6)), "6 bytes, .*write '6GiB'"),
     "a budget beyond the machine's memory": (
         lambda: train(stash("disk_spill", budget="4000GiB")),

@@ -1,12 +1,11 @@
 """What is published says what it is and holds what it needs; ``python -m tests.packages`` builds and installs it."""
 
 import re
-import subprocess
-import sys
 import tomllib
 
 import tensorstash
 from tests.documents import ROOT
+from tests.processes import output_of
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -21,9 +20,8 @@ except Exception as error:
 
 
 def test_the_kit_says_what_it_needs() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, cwd=ROOT)
     expected = "MissingDependencyError tensorstash.testing needs pytest, which is not installed; pip install"
-    assert done.stdout.startswith(expected), done.stderr
+    assert output_of(WITHOUT).startswith(expected)
 
 
 def test_the_extra_of_the_kit_has_what_the_kit_needs() -> None:

@@ -45,18 +45,6 @@ def test_a_block_names_the_elements_and_not_their_shape(layout):
     assert all(one[1] != other[0] * other[1] for one, other in pairwise(block))
 
 
-@pytest.mark.parametrize(
-    ("shape", "strides", "others"),
-    [
-        ((2, 3, 4), (12, 4, 1), ((24,), (1,))),
-        ((4, 6), (1, 4), ((6, 4), (4, 1))),
-        ((2, 1, 3), (8, 5, 1), ((3, 2), (1, 8))),
-    ],
-)
-def test_a_transpose_and_a_reshape_have_the_same_block(shape, strides, others):
-    assert memory_order(shape, strides).block == memory_order(*others).block
-
-
 @given(st.lists(st.integers(0, 4), max_size=4).map(tuple))
 def test_contiguous_strides_are_those_of_a_dense_tensor(shape):
     strides = contiguous_strides(shape)

@@ -1,8 +1,6 @@
 """Policies as plain data: nothing is lost on the way there and back."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from hypothesis import example, given
@@ -16,6 +14,7 @@ from tensorstash.errors import ConfigError
 from tensorstash.policies.route import automatic
 from tensorstash.policies.selectors import Dtypes, MinBytes, ModuleNames
 from tensorstash.stores import Disk, Memory
+from tests.processes import output_of
 
 EVERYTHING = ts.Route(
     (
@@ -97,24 +96,9 @@ def test_one_line_of_text(text, policy):
     assert parse(text) == policy
 
 
-TOML = """
-[policy]
-name = "route"
-otherwise = "cpu_offload"
-
-[[policy.rules]]
-when = { name = "all", of = ["min_bytes:size=1MiB", { name = "dtypes", names = ["float32"] }] }
-use = "quantize:bits=4 | disk_spill:directory=/nvme/scratch,budget=40GiB"
-
-[[policy.rules]]
-when = { name = "not", selector = { name = "module_names", patterns = "head" } }
-use = { name = "compress", level = 3 }
-"""
-
-
 def test_reading_a_configuration_imports_no_framework_and_opens_nothing(tmp_path):
-    path = tmp_path / "policy.toml"
-    path.write_text(TOML.replace("/nvme/scratch", str(tmp_path / "not" / "there")))
+    path = tmp_path / "policy.json"
+    path.write_text(json.dumps({"policy": to_dict(EVERYTHING)}).replace("/a", str(tmp_path / "not" / "there")))
     program = f"""
 import sys, threading
 from tensorstash.config.settings import load_settings
@@ -128,9 +112,8 @@ load_settings({str(path)!r})
 print(*touched)
 print(*sorted({{"torch", "paddle"}} & set(sys.modules)), threading.active_count())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=400)
-    assert done.stdout.splitlines() == [str(path), "1"], done.stderr
-    assert [entry.name for entry in tmp_path.iterdir()] == ["policy.toml"]
+    assert output_of(program).splitlines() == [str(path), "1"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["policy.json"]
 
 
 def test_what_is_not_registered_cannot_be_written():

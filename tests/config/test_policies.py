@@ -100,14 +100,8 @@ def test_plans_are_pure_and_among_the_alternatives_and_every_codec_accepts_what_
         (lambda: ts.Chain(ts.Keep()), r"chain.steps: got Keep\(\), expected a tuple of policies"),
         (lambda: ts.Keep() | 3, r"chain.steps\[1\]: got 3, expected a policy"),
         (lambda: 3 | ts.Keep(), r"chain.steps\[0\]: got 3, expected a policy"),
-        (
-            lambda: ts.Keep() | ts.Quantize,
-            r"chain.steps\[1\]: got the class Quantize, expected a policy such as Quantize\(\)",
-        ),
-        (
-            lambda: Zstd() | ts.Keep(),
-            r"chain.steps\[0\]: got the codec Zstd\(level=1, shuffle=False\).*write Encode\(Zstd",
-        ),
+        (lambda: ts.Keep() | ts.Quantize, r"chain.steps\[1\]: got the class Quantize, .* such as Quantize\(\)"),
+        (lambda: Zstd() | ts.Keep(), r"chain.steps\[0\]: got the codec Zstd\(.*\).*write Encode\(Zstd"),
         (lambda: MinBytes("3 parsecs"), "min_bytes.size: got '3 parsecs', expected a number of bytes"),
         (lambda: Dtypes("flaot32"), "dtypes.names: unknown dtype 'flaot32'; did you mean 'float32'"),
         (lambda: Dtypes(()), r"dtypes.names: got \(\), expected a text or a tuple of texts"),

@@ -59,11 +59,6 @@ def storing(name: str, **methods: Any) -> type:
     return described(name, store=type(name, (MemoryStore,), methods))
 
 
-def takes_any_field(self: Any, **fields: Any) -> None:
-    object.__setattr__(self, "budget", fields.get("budget"))
-
-
-caught_by("test_it_is_a_frozen_keyword_only_dataclass")(described("TakesAnyField", __init__=takes_any_field))
 caught_by("test_it_is_a_frozen_keyword_only_dataclass")(described("HasAnotherTier", tier="tape"))
 caught_by("test_a_value_that_cannot_be_is_refused_with_its_path")(
     type("TakesAnyValue", (SoundSuite,), {"refused": ({"budget": "plenty"},)})

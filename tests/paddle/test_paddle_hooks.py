@@ -13,6 +13,7 @@ from paddle_cases import gradients, hooked, layer, leaf, noise
 
 from tensorstash.backends.paddle.hooks import _without_autocast
 from tensorstash.errors import BackendError, SavedTensorModifiedError
+from tests.frameworks.copying import Log
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
@@ -21,27 +22,19 @@ def same(value):
     return value
 
 
-def noting(notes, name):
-    def pack(tensor):
-        notes.append(name)
-        return tensor.numpy()
-
-    return pack, paddle.to_tensor
-
-
 def save_one():
     """Run an operation that saves one tensor."""
     return paddle.exp(leaf([1.0, 2.0]))
 
 
 def test_leaving_on_another_thread_is_an_error_and_ends_the_scope(backend, in_a_thread):
-    notes = []
-    scope = backend.hooks(*noting(notes, "ours"))
+    log = Log()
+    scope = backend.hooks(log.pack, log.unpack)
     scope.__enter__()
     with pytest.raises(BackendError, match="thread"):
         in_a_thread(lambda: scope.__exit__(None, None, None))
     save_one()
-    assert not notes
+    assert not log.packs
 
 
 def test_another_threads_graph_keeps_the_inplace_check(backend, in_a_thread):
@@ -142,13 +135,12 @@ def test_foreign_hooks_that_no_object_has_entered_are_an_error(backend):
 
 
 def test_backward_may_run_under_other_hooks_than_forward(pair, backend):
-    notes = []
-    x = leaf(noise(3, 3))
+    log, x = Log(), leaf(noise(3, 3))
     with pair.hooks():
         y = paddle.exp(x * x)
-    with backend.hooks(*noting(notes, "backward")), saved_tensors_hooks(*noting(notes, "foreign")):
+    with backend.hooks(log.pack, log.unpack), saved_tensors_hooks(log.pack, log.unpack):
         y.sum().backward()
-    assert not notes
+    assert not log.packs
     assert pair.unpacked == 3
 
 
