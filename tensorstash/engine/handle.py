@@ -6,8 +6,9 @@ from typing import Any, NoReturn
 from tensorstash.abilities import Backend, SupportsGraph
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.content import Content
+from tensorstash.engine.dedup import Stretch
 from tensorstash.engine.ledger import Ledger
-from tensorstash.engine.prefetch import Prefetcher, Stretch
+from tensorstash.engine.prefetch import Prefetcher
 from tensorstash.engine.readers import Learned
 from tensorstash.engine.residency import Residency
 from tensorstash.errors import StashError, modified

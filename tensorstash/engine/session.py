@@ -11,13 +11,14 @@ from tensorstash.abilities import Backend, Region, SupportsDemand, SupportsGraph
 from tensorstash.engine.advice import Adviser
 from tensorstash.engine.checkpoints import Border, by_treatment, judge_regions
 from tensorstash.engine.content import Content
+from tensorstash.engine.dedup import Stretch
 from tensorstash.engine.handle import Handle, KeptHandle, SessionState, Stashed
 from tensorstash.engine.ladder import Ladder, Record
 from tensorstash.engine.ledger import Ledger
 from tensorstash.engine.link import pace
 from tensorstash.engine.place import Place
 from tensorstash.engine.places import POLICY, SMALL, Places
-from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher, Stretch
+from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
 from tensorstash.engine.readers import Reading
 from tensorstash.engine.recomputer import Recomputer
 from tensorstash.engine.residency import Residency

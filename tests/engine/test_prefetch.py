@@ -10,7 +10,8 @@ from inside import ahead
 import tensorstash as ts
 import tensorstash.reference as ref
 from tensorstash.engine import session
-from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher, Stretch
+from tensorstash.engine.dedup import Stretch
+from tensorstash.engine.prefetch import QUICK_BYTES, Prefetcher
 from tensorstash.host.budget import ByteBudget
 from tensorstash.host.pool import POOL
 from tensorstash.host.workers import Workers
