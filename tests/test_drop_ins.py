@@ -66,8 +66,7 @@ def full(lab, value):
 
 @pytest.mark.parametrize("pair", [as_it_is, as_numpy, as_files])
 @pytest.mark.parametrize(
-    ("framework", "by"),
-    [*((name, "operation") for name in BACKENDS), *((name, "function") for name in FUNCTIONS)],
+    ("framework", "by"), [*((name, "operation") for name in BACKENDS), *((name, "function") for name in FUNCTIONS)]
 )
 def test_a_documented_pair_gives_the_gradients_of_the_program(framework, pair, by, tmp_path):
     lab = lab_of(framework)

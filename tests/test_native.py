@@ -16,6 +16,8 @@ from tensorstash.kernels.groups import Groups
 
 ROOT = Path(__file__).resolve().parent.parent
 
+compiled = pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
+
 
 def test_they_are_built_where_there_is_a_compiler() -> None:
     header = Path(sysconfig.get_paths()["include"], "Python.h")
@@ -24,11 +26,10 @@ def test_they_are_built_where_there_is_a_compiler() -> None:
     assert native.functions is not None, "the package was installed without its compiled functions"
 
 
+@compiled
 def test_no_source_is_newer_than_the_module() -> None:
-    if native.functions is None:
-        pytest.skip("nothing is compiled here")
-    compiled = Path(sys.modules["tensorstash.host._native"].__file__ or "").stat().st_mtime
-    newer = [path.name for path in (ROOT / "native").iterdir() if path.stat().st_mtime > compiled]
+    made = Path(sys.modules["tensorstash.host._native"].__file__ or "").stat().st_mtime
+    newer = [path.name for path in (ROOT / "native").iterdir() if path.stat().st_mtime > made]
     assert not newer, f"install again: {newer} changed since the module was compiled"
 
 
@@ -51,15 +52,14 @@ print(native.functions)
     assert "of another Python" in broken.stderr
 
 
+@compiled
 def test_every_function_on_arrays_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    if native.functions is None:
-        pytest.skip("nothing is compiled here")
-    compiled = Mock(spec=native.functions)
-    monkeypatch.setattr(native, "functions", compiled)
+    spied = Mock(spec=native.functions)
+    monkeypatch.setattr(native, "functions", spied)
     wide, narrow, groups = np.zeros(4, np.float32), np.zeros(4, np.uint16), Groups.of((4,), 2)
     kernels.affine_encode(wide, narrow, "float32", groups, 8, None)
     kernels.affine_decode(narrow, wide, "float32", groups, 8)
     kernels.convert(wide, "float32", narrow, "bfloat16")
     kernels.convert(narrow, "bfloat16", wide, "float32")
-    called = [name for name, _, _ in compiled.method_calls]
+    called = [name for name, _, _ in spied.method_calls]
     assert called == ["affine_encode", "affine_decode", "narrow_floats", "widen_floats"]

@@ -6,7 +6,7 @@ from itertools import pairwise, product
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from tensorstash.spec import TensorSpec, contiguous_strides, memory_order
 
@@ -36,6 +36,8 @@ def test_memory_order_visits_every_element_once_at_ascending_addresses(layout):
 
 
 @given(layouts)
+@example(((2, 3, 4), (12, 4, 1)))
+@example(((4, 6), (1, 4)))
 def test_a_block_names_the_elements_and_not_their_shape(layout):
     block = memory_order(*layout).block
     order = memory_order(*layout)

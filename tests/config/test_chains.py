@@ -109,6 +109,7 @@ def test_what_looks_for_masks_leaves_floats_to_those_who_encode_all_of_them():
         assert ((ts.PackMasks() | ts.Keep()) | spilled).plan(spec()) == spilled.plan(spec())
     masks = ts.PackMasks() | ts.DiskSpill("/x")
     assert masks.plan(spec()).codecs == (TwoValued(),)
+    assert masks.plan(spec(device="cuda:0")).codecs == ()
 
 
 @dataclass(frozen=True)

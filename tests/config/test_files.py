@@ -50,11 +50,9 @@ def test_a_file_with_a_budget_alone_has_the_policy_of_the_machine(tmp_path: Path
         ("s.toml", "policy = ", "s.toml: not TOML: "),
         ("s.toml", "", r"s\.toml: policy: missing; expected a table"),
         ("s.toml", "policy = 'keep'\nother = 1", r"s\.toml: other: unknown key; Known: budget, limits"),
-        ("s.toml", "[policy]\nname = 'quantize'\nbitz = 4", r"policy\.bitz: unknown key; did you mean 'bits'\?"),
         ("s.json", "{", "s.json: not JSON: "),
         ("s.yaml", "a: [", "s.yaml: not YAML: "),
         ("s.yaml", "- 1", r"s.yaml: got \[1\], expected a table"),
-        ("s.yaml", "polcy: keep", "s.yaml: polcy: unknown key; did you mean 'policy'"),
         ("s.toml", 'policy = "keep"\n[limits]\nin_fligt = 1', r"s.toml: limits.in_fligt: unknown key; did you mean"),
         ("s.toml", 'policy = "keep"\n[limits]\nin_flight = "much"', r"limits: limits.in_flight: got 'much'"),
         ("s.toml", 'policy = "keep"\nmin_bytes = "much"', "s.toml: min_bytes: got 'much'"),
@@ -101,7 +99,6 @@ def test_fields_of_pydantic_take_objects_plain_data_and_text() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("policy", "compres", "did you mean 'compress'"),
         ("policy", {"name": "quantize", "bitz": 4}, "Policy.bitz: unknown key; did you mean 'bits'"),
         ("policy", 3, "Policy: got 3, expected a policy"),
         ("spill", "keep", r"DiskSpill: got Keep\(\), expected a DiskSpill"),

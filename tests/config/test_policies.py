@@ -5,7 +5,7 @@ from hypothesis import given
 from policy_strategies import eval_repr, policies, spec, specs
 
 import tensorstash as ts
-from tensorstash.codecs import Affine, PackBits, Sparse, TwoValued, Zstd
+from tensorstash.codecs import Affine, PackBits, Sparse, Zstd
 from tensorstash.errors import ConfigError, PlanError
 from tensorstash.policies.plan import HookPolicy, Plan
 from tensorstash.policies.selectors import All, Any, Devices, Dtypes, MinBytes, ModuleNames, Not
@@ -24,13 +24,6 @@ def test_only_floating_point_is_ever_quantized_or_cast(policy, dtype):
     plan = policy.plan(spec(dtype))
     assert plan.keeps
     assert plan.reason.startswith(f"{dtype} is n")
-
-
-def test_pack_masks_packs_booleans_and_looks_at_floats_of_the_host():
-    assert ts.PackMasks().plan(spec("float32")) == Plan((TwoValued(),))
-    assert ts.PackMasks().plan(spec("float32", device="cuda:0")).reason == "float32 is not a mask"
-    assert ts.PackMasks().plan(spec("bool")) == Plan((PackBits(),))
-    assert ts.PackMasks().plan(spec("uint8")).reason == "uint8 is not a mask"
 
 
 def test_codecs_are_asked_about_the_dense_payload():

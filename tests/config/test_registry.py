@@ -71,16 +71,12 @@ def test_unknown_group_tells_the_nearest():
             use("codec")
 
 
-def test_registered_class_is_found():
+def test_registered_class_is_found_and_one_made_anew_takes_its_place():
     register("codecs", "mirror", Mirror)
     assert lookup("codecs", "mirror") is Mirror
     assert "mirror" in names("codecs")
     with pytest.raises(ConfigError, match="Mirror is registered as 'mirage', but its name is 'mirror'"):
         register("codecs", "mirage", Mirror)
-
-
-def test_a_class_made_anew_takes_the_place_of_its_namesake():
-    register("codecs", "mirror", Mirror)
     again = type("Mirror", (), {"name": "mirror", "__module__": Mirror.__module__})
     register("codecs", "mirror", again)
     assert lookup("codecs", "mirror") is again

@@ -154,22 +154,19 @@ def assert_as_in_numpy(name: str, arguments: tuple[Any, ...]) -> None:
 def spoiled(array: Array) -> Any:
     """Return something that does not fit where the array did, or perhaps does."""
     flat = array.reshape(-1)
-    kind = rng.integers(8)
-    if kind == 0:
-        return placed(flat[:-1])
-    if kind == 1:
-        return placed(np.concatenate([flat, flat[:1]]))
-    if kind == 2:
-        return placed(flat.view(np.uint8))
-    if kind == 3:
-        return placed(words_of(int(rng.choice([1, 2, 4, 8])), int(rng.choice(SIZES))))
-    if kind == 4:
-        return placed(np.zeros(int(rng.choice(SIZES)), rng.choice(["V3", "c16", "S5", "V1"])))
-    if kind == 5:
-        view = placed(flat)
-        view.flags.writeable = False
-        return view
-    return bytes(flat) if kind == 6 else None
+    locked = placed(flat)
+    locked.flags.writeable = False
+    choices = (
+        placed(flat[:-1]),
+        placed(np.concatenate([flat, flat[:1]])),
+        placed(flat.view(np.uint8)),
+        placed(words_of(int(rng.choice([1, 2, 4, 8])), int(rng.choice(SIZES)))),
+        placed(np.zeros(int(rng.choice(SIZES)), rng.choice(["V3", "c16", "S5", "V1"]))),
+        locked,
+        bytes(flat),
+        None,
+    )
+    return choices[rng.integers(len(choices))]
 
 
 def assert_hostile_arguments_end(name: str, arguments: tuple[Any, ...]) -> None:

@@ -109,11 +109,8 @@ def test_a_packed_tuple_or_list_is_opaque(backend):
         return paddle.to_tensor(packed[0])
 
     for kind in (tuple, list):
-        x = leaf(noise(3))
-        with backend.hooks(lambda tensor, kind=kind: kind((tensor.numpy(), "note")), unpack):
-            y = square(x * 1.0)
-        y.sum().backward()
-        assert bits(x.grad) == bits(x.detach() * 2)
+        hooks = backend.hooks(lambda tensor, kind=kind: kind((tensor.numpy(), "note")), unpack)
+        assert gradients(square, [noise(3)], hooks) == gradients(square, [noise(3)])
     assert given == [tuple, list]
 
 

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -56,19 +57,12 @@ def test_threads_accumulate_into_a_shared_leaf_without_loss() -> None:
 
 @pytest.mark.parametrize("link", ["operation", "view", "saved output", "packed"])
 def test_deep_chain_is_dropped_and_differentiated_without_deep_recursion(link: str) -> None:
-    steps: dict[str, Callable[[Tensor], Tensor]] = {
-        "operation": lambda y: y + 1.0,
-        "view": lambda y: y[:],
-        "saved output": lambda y: y.relu(),
-        "packed": lambda y: y.relu(),
-    }
+    step: Callable[[Tensor], Tensor]
+    step = {"operation": lambda y: y + 1.0, "view": lambda y: y[:]}.get(link, Tensor.relu)
     x = tensor([1.0], requires_grad=True)
 
     def chain(length: int) -> Tensor:
-        y = x
-        for _ in range(length):
-            y = steps[link](y)
-        return y
+        return reduce(lambda y, _: step(y), range(length), x)
 
     hooks = saved_tensors_hooks(lambda t: [t], lambda p: p[0]) if link == "packed" else nullcontext()
     with reference_counting_only(), hooks:

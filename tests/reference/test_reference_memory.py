@@ -61,10 +61,5 @@ def test_any_layout_can_be_built_over_raw_bytes(device: str) -> None:
 def test_moving_operations_keep_every_bit(name: str) -> None:
     bits = np.random.default_rng(0).integers(0, 256, 64 * DTYPES[name].itemsize, dtype=np.uint8)
     x = from_buffer(bits, (8, 8), (8, 1), 0, name)
-    for moved in (
-        x.clone(),
-        x.to("sim:0"),
-        x.T.contiguous().T,
-        x[tensor(list(range(8)))],
-    ):
+    for moved in (x.clone(), x.to("sim:0"), x.T.contiguous().T, x[tensor(list(range(8)))]):
         assert moved.host_bits().tobytes() == x.host_bits().tobytes()
