@@ -112,7 +112,10 @@ def test(arguments: list[str]) -> None:
     with tempfile.TemporaryFile() as report:
         types = start("mypy", output=report.fileno())  # has one thread, as has pip: other cores would wait for them
         try:
+            # Imports both frameworks, which each test process would compile anew if all came to them at once.
+            doctor = start("tensorstash", "doctor")
             set_up("test")
+            doctor.wait()
             # One compute thread per test process: the processes share the cores, and OpenMP threads that wait spin.
             # One process more than there are cores, since many tests wait for programs that they have started. A few
             # take half a minute: whoever has nothing left to do takes from the others.

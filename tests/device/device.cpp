@@ -7,7 +7,6 @@
 // otherwise, sizes are in bytes and times in seconds. Nothing static is ever destroyed, since threads may still run.
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
@@ -21,6 +20,10 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/resize_native.h>
+#include <ATen/ops/softmax.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
@@ -45,6 +48,12 @@
 #include <shared_mutex>
 #include <thread>
 #include <vector>
+
+// Of ATen/autocast_mode.h, which includes every operator and takes longer to compile than all of this.
+namespace at::autocast {
+TORCH_API ScalarType get_autocast_dtype(DeviceType);
+TORCH_API Tensor cached_cast(ScalarType, const Tensor&, DeviceType);
+}
 
 namespace {
 
@@ -737,6 +746,29 @@ at::Tensor reshape_alias(const at::Tensor& tensor, c10::SymIntArrayRef size, c10
   return at::native::_reshape_alias(tensor, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
 }
 
+// Under autocast: in the type of its own, or in float32.
+
+struct Cast {
+  c10::impl::ExcludeDispatchKeyGuard guard{c10::DispatchKey::AutocastPrivateUse1};
+  at::ScalarType type;
+  at::Tensor operator()(const at::Tensor& tensor) const { return at::autocast::cached_cast(type, tensor, KIND); }
+};
+
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, Optional bias) {
+  Cast lower{.type = at::autocast::get_autocast_dtype(KIND)};
+  return at::linear(lower(input), lower(weight), bias && bias->defined() ? std::optional(lower(*bias)) : std::nullopt);
+}
+
+at::Tensor matmul(const at::Tensor& left, const at::Tensor& right) {
+  Cast lower{.type = at::autocast::get_autocast_dtype(KIND)};
+  return at::matmul(lower(left), lower(right));
+}
+
+at::Tensor softmax(const at::Tensor& tensor, int64_t dim, std::optional<at::ScalarType> type) {
+  Cast single{.type = at::kFloat};
+  return at::softmax(single(tensor), dim, type);
+}
+
 }  // namespace
 
 REGISTER_ALLOCATOR(KIND, &device_allocator);
@@ -772,9 +804,9 @@ TORCH_LIBRARY_IMPL(aten, Negative, library) { library.impl("_copy_from", torch::
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
-  KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
-  KERNEL_PRIVATEUSEONE(matmul, lower_precision_fp)
-  KERNEL_PRIVATEUSEONE(softmax, int, fp32)
+  m.impl("linear", &linear);
+  m.impl("matmul", &matmul);
+  m.impl("softmax.int", &softmax);
 }
 
 // What tests set and read.

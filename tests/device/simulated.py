@@ -27,7 +27,7 @@ DEVICES = 2
 SOURCE = Path(__file__).with_name("device.cpp")
 TO_HOST, TO_DEVICE, COMPUTED, WAITED = range(4)
 
-FLAGS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC")
+FLAGS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-DAT_PER_OPERATOR_HEADERS")
 
 
 def compiler() -> str | None:

@@ -15,6 +15,7 @@ from tests.device.chosen import FIRST, KIND
 from tests.device.models import Attention, gradients, made
 from tests.device.simulated import Simulated
 from tests.processes import forked
+from tests.samples import IS_LONG
 
 KIB = 2**10
 
@@ -63,7 +64,7 @@ def test_a_device_that_is_full_raises_the_frameworks_own_error_and_the_next_step
     expected = gradients(model, x, lambda: stash if "quantize" in policy or policy == "cast" else nullcontext())
     torch.accelerator.synchronize(KIND)
     before, ends = device.live(), set()
-    for nbytes in range(0, 200 * KIB, 10 * KIB):
+    for nbytes in range(0, 200 * KIB, (10 if IS_LONG else 25) * KIB):
         end = "forward"
         with device.limited(before + nbytes), suppress(torch.OutOfMemoryError):
             with stash:
