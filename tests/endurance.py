@@ -83,11 +83,11 @@ def main() -> int:
     options = parser.parse_args()
     runs = list(product(options.framework or BACKENDS, options.policy or POLICIES))
     if len(runs) > 1:
-        rest = (
+        rest = [
             f"--steps={options.steps}",
             f"--tolerance-mib={options.tolerance_mib}",
             f"--directory={options.directory}",
-        )
+        ]
         command = sys.executable, "-m", "tests.endurance", *rest
         return max(subprocess.run([*command, "--framework", *run[:1], "--policy", *run[1:]]).returncode for run in runs)
     early: Held = {}

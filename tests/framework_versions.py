@@ -12,11 +12,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 from tensorstash.backends.features import FRAMEWORKS
-
-ROOT = Path(__file__).resolve().parent.parent
+from tests.documents import ROOT
 
 SUITES = {"torch": "tests/conformance/test_torch.py", "paddle": "tests/conformance/test_paddle.py"}
 

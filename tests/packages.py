@@ -13,7 +13,6 @@ import sys
 import tarfile
 import tempfile
 import venv
-from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,9 +73,8 @@ def checks(place: Path) -> dict[str, bool]:
 
     check("twine accepts both", "FAILED" not in run([sys.executable, "-m", "twine", "check", *built]))
     if sys.platform == "linux":
-        check(
-            "auditwheel sees manylinux", '"manylinux_' in run([sys.executable, "-m", "auditwheel", "show", *built[1:]])
-        )
+        shown = run([sys.executable, "-m", "auditwheel", "show", str(wheel)])
+        check("auditwheel sees manylinux", '"manylinux_' in shown)
     check("the wheel is compiled and works", use(clean) == {"tensors": "10", "compiled": "True", "said": "False"})
     check("the wheel has its command", "tensorstash" in run([str(clean.parent / "tensorstash"), "--version"]))
     check(
@@ -136,10 +134,7 @@ def unpack(sdist: Path, place: Path) -> Path:
 
 def run(command: list[str], *, cwd: Path | None = None, check: bool = True, **variables: str) -> str:
     """Return what a command prints; one that fails is an error that shows it."""
-    environment: Mapping[str, str] = {
-        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        **variables,
-    }
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
     done = subprocess.run(
         command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

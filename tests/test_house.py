@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import tensorstash
+from tests.documents import ROOT
 from tests.processes import output_of
 
-ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "tensorstash"
 PATHS = sorted(PACKAGE.rglob("*.py"))
 

@@ -13,8 +13,7 @@ import pytest
 from tensorstash import kernels
 from tensorstash.host import native
 from tensorstash.kernels.groups import Groups
-
-ROOT = Path(__file__).resolve().parent.parent
+from tests.documents import ROOT
 
 compiled = pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
 

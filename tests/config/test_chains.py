@@ -67,6 +67,7 @@ IMPOSSIBLE = [
     (ts.Compress(), ts.Cast()),
     (ts.Encode(Zstd()), ts.Quantize()),
     (ts.Quantize(), ts.Quantize(4)),
+    (ts.PackMasks(), ts.PackMasks()),
     (ts.Cast(), ts.Cast("float16")),
     (ts.Encode(Sparse()), ts.Quantize()),
     (ts.DiskSpill("/x"), ts.Compress()),
@@ -95,11 +96,6 @@ def test_impossible_order_is_refused_at_construction_and_names_both_steps(first,
     assert in_text(second) in str(caught.value).partition(": ")[0]
     with pytest.raises(PlanError):
         first | wrap(second)
-
-
-def test_masks_are_not_packed_twice():
-    with pytest.raises(PlanError, match="write pack_masks once"):
-        ts.PackMasks() | ts.PackMasks()
 
 
 def test_what_looks_for_masks_leaves_floats_to_those_who_encode_all_of_them():

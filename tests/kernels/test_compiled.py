@@ -15,8 +15,8 @@ from tensorstash.codecs import Affine
 from tensorstash.host import native
 from tensorstash.host.arrays import Array
 from tensorstash.testing.contents import dense_spec
+from tests.documents import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = sysconfig.get_paths()["include"]
 SANITIZED = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 

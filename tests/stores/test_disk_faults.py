@@ -60,7 +60,9 @@ def check_usable(store, payload):
         for each in gone:
             store.delete(each)
         assert store.used_bytes == round_up(nbytes)
-        assert np.array_equal(store.get(slot), payload(nbytes))
+        found = store.get(slot)
+        assert np.array_equal(found, payload(nbytes))
+        assert found.ctypes.data % 64 == 0  # as kernels want it
         gone += [slot, slot]
         for each in gone:
             store.delete(each)

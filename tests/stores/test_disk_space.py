@@ -146,13 +146,6 @@ def test_a_limit_is_used_in_whole_blocks(tmp_path, direct):
     slab.file.close()
 
 
-def test_what_is_read_is_aligned_for_any_kernel(tmp_path, payload):
-    store = Disk(directory=str(tmp_path)).open()
-    for nbytes in (1, 5_000, 100_000, 3 * MIB):
-        assert store.get(store.put(payload(nbytes))).ctypes.data % 64 == 0
-    store.close()
-
-
 def test_a_home_directory_is_found_on_the_machine_that_opens(monkeypatch):
     config = Disk(directory=Path("~/scratch"))
     monkeypatch.setenv("HOME", "/home/someone")

@@ -36,7 +36,7 @@ def plain(case: Case) -> dict[str, Any]:
     except Exception as error:
         return {"excluded": "Paddle refuses it", "says": said(error)}
     finally:
-        _restore()
+        paddle.set_grad_enabled(True)
     if (first.outputs, first.gradients) != (second.outputs, second.gradients):
         return {"excluded": "plain Paddle is not deterministic"}
     return {"changed": first.changed}
@@ -68,7 +68,7 @@ def difference(expected: Ran, case: Case, scope: AbstractContextManager[Any]) ->
     except Exception as error:
         return said(error)
     finally:
-        _restore()
+        paddle.set_grad_enabled(True)
     if ran.outputs != expected.outputs:
         return "other outputs"
     if ran.gradients != expected.gradients:
@@ -76,10 +76,6 @@ def difference(expected: Ran, case: Case, scope: AbstractContextManager[Any]) ->
     if ran.changed:
         return f"backward changed {', '.join(ran.changed)}"
     return None
-
-
-def _restore() -> None:
-    paddle.set_grad_enabled(True)
 
 
 def said(error: BaseException) -> str:
@@ -129,7 +125,7 @@ def looked_at(case: Case) -> dict[str, Any]:
     except Exception as error:
         return {"excluded": said(error)}
     finally:
-        _restore()
+        paddle.set_grad_enabled(True)
     return {
         "wrote": sorted({name for name, private, before in given if private.tobytes() != before}),
         "saved": sorted({name for name, _ in made if name in near}),

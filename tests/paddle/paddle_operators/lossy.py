@@ -27,10 +27,6 @@ FEW = 0.25
 """Which part of the values is near an edge, where that is tried."""
 
 
-def _plain(one: Input, values: Values, random: np.random.RandomState) -> Values:
-    return values
-
-
 def _at_edges(one: Input, values: Values, random: np.random.RandomState) -> Values:
     """A few of the values at all distances from where the operator's domain ends."""
     low, high = one.domain
@@ -59,7 +55,13 @@ def _levels(one: Input, values: Values, random: np.random.RandomState) -> Values
     return one.low + np.round((values - one.low) / step) * step
 
 
-DRAWN = (_plain, _at_edges, partial(_scaled, slice(0, -1)), partial(_scaled, slice(1, 2)), _levels)
+DRAWN = (
+    lambda one, values, random: values,
+    _at_edges,
+    partial(_scaled, slice(0, -1)),
+    partial(_scaled, slice(1, 2)),
+    _levels,
+)
 """How values are drawn, since what is destroyed by a small error depends on where the values are."""
 
 
