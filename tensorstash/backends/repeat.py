@@ -59,6 +59,13 @@ def apart(value: Any, framework: Repeats) -> tuple[Callable[[Sequence[Any]], Any
     return made_of, [*tensors.values()], [part for part in others.values() if not isinstance(part, constants)]
 
 
+Held = tuple[dict[str, Any], str, Any]
+"""The dictionary of a module, a name in it, and the weight or buffer of that name."""
+
+Notes = dict[tuple[int, int], tuple[weakref.ref[Any], str]]
+"""Weights or buffers and their names, by the identity of the reference and the version."""
+
+
 class Again:
     """Calls a module on other tensors; after its first call in the modes of that, and on copies of its buffers.
 
@@ -73,24 +80,27 @@ class Again:
         self.region, self.module, self.call, self._arguments = region, module, call, arguments
         self.parts: list[Any] = [part for _, part in region.backend.named_modules(module)]
         self._modes = [part.training for part in self.parts]
-        self._weights: list[tuple[Any, str, int]] | None = None
+        self._weights: Notes | None = None
+        self._buffers: Notes = {}
 
     def __call__(self, *tensors: Any) -> Any:
         args, kwargs = self._arguments(tensors)
         if self._weights is None:
+            _, buffers = self.noted()
             outputs = self.call(*args, **kwargs)
-            self.holds()
+            self.repeats(buffers)
             return outputs
-        if name := self.written():
+        if name := self.changed():
             raise SavedTensorModifiedError(
                 f"block {self.region.name} is computed again in backward, but its {name} has been modified by an "
-                f"inplace operation since the forward pass. Call backward before that, such as a step of the optimizer."
+                f"inplace operation, or replaced, since the forward pass. Call backward before that, such as a step of "
+                f"the optimizer, or leave the block to the rest of the policy by checkpoint:blocks="
             )
         modes = zip(self.parts, self._modes, strict=True)
         then = [(vars(part), "training", mode) for part, mode in modes if part.training is not mode]
-        buffers = self.held(buffers=True)
-        copies = {id(buffer): buffer.detach().clone() for _, _, buffer in buffers}  # their versions stay, too
-        then += [(space, key, copies[id(buffer)]) for space, key, buffer in buffers]
+        held = self.held()[1]
+        copies = {id(buffer): buffer.detach().clone() for _, _, buffer in held}  # their versions stay, too
+        then += [(space, key, copies[id(buffer)]) for space, key, buffer in held]
         now = [(space, key, space[key]) for space, key, _ in then]
         try:
             for space, key, value in then:
@@ -104,23 +114,39 @@ class Again:
         """Return the classes of the modules inside."""
         return tuple(map(type, self.parts))
 
-    def holds(self) -> None:
-        """Have all calls from now on repeat one with the present weights."""
+    def held(self) -> tuple[list[Held], list[Held]]:
+        """Return the weights and the buffers of the module."""
+        is_buffer = self.region.backend.repeats.is_buffer
+        found: tuple[list[Held], list[Held]] = [], []
+        for part in self.parts:
+            for space in (part._buffers, part._parameters):
+                for key, value in space.items():
+                    if value is not None:
+                        found[is_buffer(value)].append((space, key, value))
+        return found
+
+    def noted(self) -> tuple[Notes, Notes]:
+        """Return notes of the weights and of the buffers as they are now."""
+        version = self.region.backend.version
         # Sharding and offloading replace weights, and free those that they have replaced.
-        held, version = self.held(buffers=False), self.region.backend.version
-        self._weights = [(weakref.ref(weight), key, version(weight)) for _, key, weight in held]
+        referred = [[(weakref.ref(each), key, version(each)) for _, key, each in held] for held in self.held()]
+        weights, buffers = ({(id(ref), version): (ref, key) for ref, key, version in notes} for notes in referred)
+        return weights, buffers
 
-    def written(self) -> str:
-        """Return the name of a weight that was modified since; empty if there is none."""
-        live = ((reference(), key, version) for reference, key, version in self._weights or ())
-        version_of = self.region.backend.version
-        return next((key for weight, key, version in live if weight is not None and version_of(weight) != version), "")
+    def repeats(self, before: Notes) -> None:
+        """Have all calls from now on repeat the last one: with its weights, and with the buffers that it has left."""
+        self._weights, now = self.noted()
+        self._buffers = {note: before[note] for note in before if note in now}
 
-    def held(self, *, buffers: bool) -> list[tuple[dict[str, Any], str, Any]]:
-        """Return the buffers, or else the weights, of the module, each with its dictionary and its name there."""
-        spaces = [space for part in self.parts for space in (part._buffers, part._parameters)]
-        held = [(space, key, value) for space in spaces for key, value in space.items() if value is not None]
-        return [each for each in held if self.region.backend.repeats.is_buffer(each[2]) is buffers]
+    def changed(self) -> str:
+        """Return the name of a weight that was modified since, or of a buffer that is another one; or an empty text."""
+        version = self.region.backend.version
+        weights = ((reference(), key, then) for (_, then), (reference, key) in (self._weights or {}).items())
+        names = [key for weight, key, then in weights if weight is not None and version(weight) != then]
+        if self._buffers:
+            now = self.noted()[1]
+            names += [key for note, (_, key) in self._buffers.items() if note not in now]
+        return next(iter(names), "")
 
 
 def call_inside(inside: Any, module: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -167,15 +193,16 @@ def _first_call(again: Again, tensors: list[Any], args: tuple[Any, ...], kwargs:
     stays in memory then, so that blocks of the same modules are refused without a call of theirs.
     """
     region, framework, kinds = again.region, again.region.backend.repeats, again.kinds()
-    again.holds()
+    again.repeats({})
+    _, buffers = again.noted()
     before, numbers = _state(again, (args, kwargs)), framework.numbers(tensors)
     outputs, saved, nbytes, refusal = _run(again, partial(again.call, *args, **kwargs), keeps=True)
     if again.kinds() != kinds:  # it has made its weights
         return outputs
     after = _state(again, (args, kwargs))
     changes = [name for name in {**after, **before} if before.get(name, [0])[0] != after.get(name, [0])[0]]
-    refusal = "writes its weights in place" if again.written() else next(iter(changes), refusal)
-    again.holds()
+    refusal = "writes its weights in place" if again.changed() else next(iter(changes), refusal)
+    again.repeats(buffers)
     if not refusal:
         try:
             with numbers():
@@ -240,7 +267,7 @@ def _run(again: Again, call: Callable[[], Any], *, keeps: bool) -> tuple[Any, li
         bits = None
         try:
             bits = _bits(tensor, backend)
-            if bits and tensor.data_ptr() in {buffer.data_ptr() for _, _, buffer in again.held(buffers=True)}:
+            if bits and tensor.data_ptr() in {buffer.data_ptr() for _, _, buffer in again.held()[1]}:
                 bits = None  # that may be others later
         except Exception as error:  # the tensor is of a rare kind
             refusals.append(f"saves or returns a tensor that cannot be compared ({error})")
@@ -270,5 +297,5 @@ def _run(again: Again, call: Callable[[], Any], *, keeps: bool) -> tuple[Any, li
     _, returned, opaque = apart(outputs, framework)
     refusals += [f"returns a {type(part).__qualname__}" for part in opaque]
     keys += map(key_of, returned)
-    keys += [id(weight) for _, _, weight in again.held(buffers=False)]  # sharding may swap them in the first call
+    keys += [id(weight) for _, _, weight in again.held()[0]]  # sharding may swap them in the first call
     return outputs, keys, nbytes, next(iter(refusals), "")

@@ -34,8 +34,8 @@ def judge_regions(adviser: Adviser, regions: Collection[Region]) -> None:
 class Border:
     """Says which blocks, given in the order of their calls, are computed again under a budget: the oldest.
 
-    The first two steps compute all again; the second is timed, since the first has the proofs. The third keeps as many
-    as fit and stores four more, where the policy ``may_send``, which tells the rate of stores and what recipes leave.
+    The first two steps compute all again, and the first has the proofs. The third keeps as many as fit and stores four
+    more, where the policy ``may_send``, which tells the rate of stores and what recipes leave. Both are timed.
     From then on the rest of what does not fit leaves, as far as that makes the step shorter.
     """
 
@@ -49,7 +49,7 @@ class Border:
     ) -> None:
         self._regions, self._streams, self._may_send, self._clock = regions, streams, may_send, clock
         self._steps = self._least_bytes = 0
-        self._began = self._forward_s = 0.0
+        self._began, self._forward_s = 0.0, inf
         self._scale = 0.0
         """What blocks save in a step and recipes leave, by the bytes of one call; 0 before that is known."""
 
@@ -66,9 +66,10 @@ class Border:
             self._scale = max(self._scale, more_bytes / there)
         else:
             self._least_bytes += max(more_bytes, 0)
-        if self._steps <= 2:
+        if self._steps <= 3:
             began, self._began = self._began, self._now(ladder.device)
-            self._forward_s = (self._began - began) / 4  # backward takes twice as long, and has all computed again
+            if self._steps > 1:  # backward takes twice as long as forward, and has all computed again
+                self._forward_s = min(self._forward_s, (self._began - began) / 4)  # one may have been held up
         if self._steps == 1:
             return
         sizes = [int((self._scale or 1.0) * region.saved_bytes) for region in blocks]

@@ -90,7 +90,16 @@ def test_the_link_of_a_device_is_measured_where_its_store_seems_faster(monkeypat
     machine = Machine(1e12, streams=Streams(), in_flight=100)
     assert [machine.step(340) for _ in range(6)][2:] == [numbers] * 4
     assert measured == [("sim:0", BLOCK_BYTES)]
-    assert waited == ["sim:0"] * 2  # before and behind the step that is timed
+    assert waited == ["sim:0"] * 3  # at the ends of the steps whose time counts
+
+
+@pytest.mark.parametrize("held_up", [1, 2])
+def test_a_step_that_something_else_holds_up_is_not_taken_for_a_slow_model(held_up):
+    machine, found = Machine(40, in_flight=100), []
+    for step in range(6):
+        machine.now += 1e4 * (step == held_up)
+        found.append(machine.step(340))
+    assert found[2:] == [(3, 1, 6)] * 4
 
 
 def test_the_first_steps_compute_all_again_and_the_third_finds_out():

@@ -451,3 +451,22 @@ def test_weights_that_are_modified_before_backward_are_an_error_and_no_wrong_gra
         blocks.lab.descend(model.blocks[1].up.bias, 0.01)
         with pytest.raises(Exception, match=r"blocks\.1 is computed again in backward, but its bias has been modified"):
             earlier.backward()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_buffer_that_is_another_before_backward_is_an_error_and_no_wrong_gradient(blocks, x, is_replaced):
+    model = blocks.model(lambda block, x: x * block.scale)
+    for block in model.blocks:
+        block.register_buffer("scale", x.detach()[0] * 0 + 2)
+    ts.wrap(model, "checkpoint | compress", min_bytes=0)
+    for _ in range(2):
+        loss, block = model(x).square().sum(), model.blocks[1]
+        if is_replaced:
+            block.scale = block.scale * 2
+        else:
+            block.scale.add_(block.scale)
+        with pytest.raises(
+            Exception, match=r"blocks\.1 is computed again in backward, but its scale has been modified"
+        ):
+            loss.backward()
+    model(x).square().sum().backward()
