@@ -7,6 +7,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
+from itertools import starmap
+from operator import setitem
 from typing import Any
 
 import numpy as np
@@ -59,6 +61,9 @@ def apart(value: Any, framework: Repeats) -> tuple[Callable[[Sequence[Any]], Any
     return made_of, [*tensors.values()], [part for part in others.values() if not isinstance(part, constants)]
 
 
+_COPIED_BYTES = 64 * 1024
+"""Size up to which buffers are copied at each call: it may read those that it writes. Larger ones must not change."""
+
 Held = tuple[dict[str, Any], str, Any]
 """The dictionary of a module, a name in it, and the weight or buffer of that name."""
 
@@ -67,28 +72,34 @@ Notes = dict[tuple[int, int], tuple[weakref.ref[Any], str]]
 
 
 class Again:
-    """Calls a module on other tensors; after its first call in the modes of that, and on copies of its buffers.
+    """Calls a module on other tensors; after its first call in the modes of that, and on buffers as they were before.
 
     Args:
         region: of the module.
         module: the block.
         call: calls it.
-        arguments: makes its arguments of tensors.
+        given: its arguments in the first call, and the identities of their tensors.
+        arguments: makes its arguments of tensors, for later calls.
     """
 
-    def __init__(self, region: Region, module: Any, call: Callable[..., Any], arguments: Callable[..., Any]) -> None:
-        self.region, self.module, self.call, self._arguments = region, module, call, arguments
+    def __init__(
+        self, region: Region, module: Any, call: Callable[..., Any], given: Any, arguments: Callable[..., Any]
+    ) -> None:
+        self.region, self.module, self.call, self._given, self._arguments = region, module, call, given, arguments
         self.parts: list[Any] = [part for _, part in region.backend.named_modules(module)]
         self._modes = [part.training for part in self.parts]
         self._weights: Notes | None = None
         self._buffers: Notes = {}
+        self._copies: list[Held] = []
 
     def __call__(self, *tensors: Any) -> Any:
-        args, kwargs = self._arguments(tensors)
         if self._weights is None:
-            _, buffers = self.noted()
+            given, numbers = self._given
+            is_own = numbers == [*map(id, tensors)]  # then with the lists that it may fill for its caller
+            args, kwargs = given if is_own else self._arguments(tensors)
+            self.begin()
             outputs = self.call(*args, **kwargs)
-            self.repeats(buffers)
+            self.end()
             return outputs
         if name := self.changed():
             raise SavedTensorModifiedError(
@@ -96,57 +107,60 @@ class Again:
                 f"inplace operation, or replaced, since the forward pass. Call backward before that, such as a step of "
                 f"the optimizer, or leave the block to the rest of the policy by checkpoint:blocks="
             )
+        args, kwargs = self._arguments(tensors)
         modes = zip(self.parts, self._modes, strict=True)
         then = [(vars(part), "training", mode) for part, mode in modes if part.training is not mode]
-        held = self.held()[1]
-        copies = {id(buffer): buffer.detach().clone() for _, _, buffer in held}  # their versions stay, too
-        then += [(space, key, copies[id(buffer)]) for space, key, buffer in held]
-        now = [(space, key, space[key]) for space, key, _ in then]
+        fresh = {id(copy): copy.clone() for _, _, copy in self._copies}  # some may be one tensor under two names
+        then += [(space, key, fresh[id(copy)]) for space, key, copy in self._copies if key in space]
+        # Within one call of C each: no Ctrl-C finds some of them exchanged.
+        put, back = starmap(setitem, then), starmap(setitem, [(space, key, space[key]) for space, key, _ in then])
         try:
-            for space, key, value in then:
-                space[key] = value
+            deque(put, maxlen=0)
             return self.call(*args, **kwargs)
         finally:
-            for space, key, value in now:
-                space[key] = value
+            deque(back, maxlen=0)
 
     def kinds(self) -> tuple[type, ...]:
         """Return the classes of the modules inside."""
         return tuple(map(type, self.parts))
 
-    def held(self) -> tuple[list[Held], list[Held]]:
-        """Return the weights and the buffers of the module."""
+    def begin(self) -> None:
+        """Copy the small buffers, and note the large ones."""
+        _, large, small = self.held()
+        copies = {id(buffer): buffer.detach().clone() for _, _, buffer in small}
+        self._copies = [(space, key, copies[id(buffer)]) for space, key, buffer in small]
+        self._buffers = self._noted(large)
+
+    def end(self) -> None:
+        """Have all calls from now on repeat one with the present weights."""
+        # Only now: sharding and offloading replace weights for a call, and free those that they have replaced.
+        self._weights, self._given = self._noted(self.held()[0]), None
+
+    def held(self) -> tuple[list[Held], list[Held], list[Held]]:
+        """Return the weights, the large buffers and the small ones of the module."""
         is_buffer = self.region.backend.repeats.is_buffer
-        found: tuple[list[Held], list[Held]] = [], []
+        found: tuple[list[Held], list[Held], list[Held]] = [], [], []
         for part in self.parts:
             for space in (part._buffers, part._parameters):
                 for key, value in space.items():
                     if value is not None:
-                        found[is_buffer(value)].append((space, key, value))
+                        kind = is_buffer(value) and 1 + (value.element_size() * int(value.numel()) <= _COPIED_BYTES)
+                        found[kind].append((space, key, value))
         return found
 
-    def noted(self) -> tuple[Notes, Notes]:
-        """Return notes of the weights and of the buffers as they are now."""
-        version = self.region.backend.version
-        # Sharding and offloading replace weights, and free those that they have replaced.
-        referred = [[(weakref.ref(each), key, version(each)) for _, key, each in held] for held in self.held()]
-        weights, buffers = ({(id(ref), version): (ref, key) for ref, key, version in notes} for notes in referred)
-        return weights, buffers
-
-    def repeats(self, before: Notes) -> None:
-        """Have all calls from now on repeat the last one: with its weights, and with the buffers that it has left."""
-        self._weights, now = self.noted()
-        self._buffers = {note: before[note] for note in before if note in now}
-
     def changed(self) -> str:
-        """Return the name of a weight that was modified since, or of a buffer that is another one; or an empty text."""
+        """Return the name of a weight that was modified since, or of a large buffer that is another one; or ``""``."""
         version = self.region.backend.version
         weights = ((reference(), key, then) for (_, then), (reference, key) in (self._weights or {}).items())
         names = [key for weight, key, then in weights if weight is not None and version(weight) != then]
         if self._buffers:
-            now = self.noted()[1]
+            now = self._noted(self.held()[1])
             names += [key for note, (_, key) in self._buffers.items() if note not in now]
         return next(iter(names), "")
+
+    def _noted(self, held: list[Held]) -> Notes:
+        references = [(weakref.ref(value), key, self.region.backend.version(value)) for _, key, value in held]
+        return {(id(reference), version): (reference, key) for reference, key, version in references}
 
 
 def call_inside(inside: Any, module: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -166,7 +180,7 @@ def call_again(
         return None
     framework: Repeats = region.backend.repeats
     arguments, tensors, opaque = apart((args, kwargs), framework)
-    again = Again(region, module, call, arguments)
+    again = Again(region, module, call, ((args, kwargs), [*map(id, tensors)]), arguments)
     is_new = region.refusal is None
     if framework.is_checkpointed() or vars(module).get("gradient_checkpointing"):
         region.judged(ALREADY)
@@ -193,16 +207,16 @@ def _first_call(again: Again, tensors: list[Any], args: tuple[Any, ...], kwargs:
     stays in memory then, so that blocks of the same modules are refused without a call of theirs.
     """
     region, framework, kinds = again.region, again.region.backend.repeats, again.kinds()
-    again.repeats({})
-    _, buffers = again.noted()
+    again.begin()
+    again.end()
     before, numbers = _state(again, (args, kwargs)), framework.numbers(tensors)
     outputs, saved, nbytes, refusal = _run(again, partial(again.call, *args, **kwargs), keeps=True)
     if again.kinds() != kinds:  # it has made its weights
         return outputs
     after = _state(again, (args, kwargs))
     changes = [name for name in {**after, **before} if before.get(name, [0])[0] != after.get(name, [0])[0]]
-    refusal = "writes its weights in place" if again.changed() else next(iter(changes), refusal)
-    again.repeats(buffers)
+    refusal = next(iter(changes), "writes its weights in place" if again.changed() else refusal)
+    again.end()
     if not refusal:
         try:
             with numbers():
@@ -210,14 +224,22 @@ def _first_call(again: Again, tensors: list[Any], args: tuple[Any, ...], kwargs:
             refusal = "saves other values when it is called again" if saved != saved_again else ""
         except Exception as error:
             refusal = f"raises {type(error).__name__} when it is called again"
+    if not refusal:
+        with numbers():  # a later call may draw fewer, as it finds what the first has kept
+            repeated = framework.repeat(again, tensors)
+        if _returned(repeated, framework) == _returned(outputs, framework):
+            outputs = repeated
+        else:
+            refusal = "returns other values where no gradients are recorded"
     if refusal:
         region.refused[kinds] = refusal
-    else:
-        del outputs  # with all that the first call has saved
-        with numbers():  # a later call may draw fewer, as it finds what the first has kept
-            outputs = framework.repeat(again, tensors)
     region.judged(refusal, nbytes)
     return outputs
+
+
+def _returned(outputs: Any, framework: Repeats) -> list[Any]:
+    digests: list[Any] = [framework.digest(tensor) for tensor in apart(outputs, framework)[1]]
+    return [bits for bits, _ in digests]  # without versions
 
 
 def _state(again: Again, arguments: Any) -> dict[str, tuple[Any, list[Any]]]:
@@ -235,9 +257,14 @@ def _state(again: Again, arguments: Any) -> dict[str, tuple[Any, list[Any]]]:
         for name, part in backend.named_modules(again.module):
             reason = f"keeps a value of its own in {name}{'.' * bool(name)}"
             own = {key: value for key, value in vars(part).items() if key not in backend.repeats.notes}
-            kept = {key: value for key, value in own.items() if isinstance(value, _STATE) or _bits(value, backend)}
-            found |= {reason + key: key_of(value) for key, value in kept.items()}
+            for key, value in own.items():
+                is_compared = isinstance(value, (*_STATE, str, bytes)) or _bits(value, backend)
+                found[reason + key] = key_of(value) if is_compared else (id(value), [value])
             found |= {reason + key: (id(buffer), [buffer]) for key, buffer in part._buffers.items()}
+        parts = [*backend.named_modules(again.module)]
+        found["replaces its modules"] = [(name, id(part)) for name, part in parts], parts
+        large = again.held()[1]
+        found["writes its large buffers in place"] = [backend.repeats.digest(buffer) for _, _, buffer in large], []
         return found
     except Exception as error:  # whatever the state of others raises
         return {f"holds state that cannot be compared ({error})": (object(), [])}  # which equals nothing
@@ -261,23 +288,27 @@ def _run(again: Again, call: Callable[[], Any], *, keeps: bool) -> tuple[Any, li
     """
     backend, framework = again.region.backend, again.region.backend.repeats
     keys: list[Any] = []
+    kept: list[tuple[Any, int]] = []
     refusals: list[str] = []
 
     def key_of(tensor: Any) -> tuple[str, int, Hashable]:
-        bits = None
+        bits, nbytes = None, 0
         try:
-            bits = _bits(tensor, backend)
-            if bits and tensor.data_ptr() in {buffer.data_ptr() for _, _, buffer in again.held()[1]}:
-                bits = None  # that may be others later
+            bits, nbytes = _bits(tensor, backend), tensor.element_size() * int(tensor.numel())
+            if bits and tensor.data_ptr() in {each.data_ptr() for held in again.held()[1:] for _, _, each in held}:
+                bits = None  # of buffers, whose bits may be others later
         except Exception as error:  # the tensor is of a rare kind
             refusals.append(f"saves or returns a tensor that cannot be compared ({error})")
-        return str(backend.describe(tensor)), tensor.element_size() * int(tensor.numel()), bits
+        return str(backend.describe(tensor)), nbytes, bits
 
     def pack(tensor: Any) -> Any:
         if is_called_by(framework.source):
             refusals.append(ALREADY)
         keys.append(key_of(tensor))
-        return (backend.alias(tensor), backend.version(tensor)) if keeps else None
+        if not keeps:
+            return None
+        kept.append((backend.alias(tensor), backend.version(tensor)))
+        return kept[-1]
 
     def unpack(packed: Any) -> Any:
         refusals.append("computes gradients of its own")
@@ -293,9 +324,11 @@ def _run(again: Again, call: Callable[[], Any], *, keeps: bool) -> tuple[Any, li
 
     with backend.hooks(pack, unpack, trusted=True):
         outputs = call()
+    if any(backend.version(alias) != version for alias, version in kept):
+        refusals.append("modifies in place what it has saved")
     nbytes = sum(size for _, size, bits in {*keys} if bits)
     _, returned, opaque = apart(outputs, framework)
-    refusals += [f"returns a {type(part).__qualname__}" for part in opaque]
+    refusals += [f"returns a {type(part).__qualname__}" for part in opaque] + ["returns no tensor"] * (not returned)
     keys += map(key_of, returned)
     keys += [id(weight) for _, _, weight in again.held()[0]]  # sharding may swap them in the first call
     return outputs, keys, nbytes, next(iter(refusals), "")

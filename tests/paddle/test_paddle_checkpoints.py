@@ -39,6 +39,30 @@ class Shapes(nn.Layer):
         return x, {"y": self.block(x), "mask": mask}, paddle.argmax(x, -1), None
 
 
+class Skips(nn.Layer):
+    """Gives its arguments back in every call but the first, as stochastic depth may."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+        self.register_buffer("calls", paddle.zeros([1]))
+
+    def forward(self, x, y):
+        self.calls.add_(paddle.ones([1]))
+        return (x, self.block(y)) if float(self.calls[0]) == 1 else (x, y)
+
+
+class Looks(nn.Layer):
+    """Multiplies by another factor where no gradients are recorded."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, x):
+        return self.block(x) * (2.0 if paddle.is_grad_enabled() else 3.0)
+
+
 def normed(block):
     return nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1D(16), nn.ReLU())
 
@@ -52,6 +76,7 @@ RETURNS = {
         "made": lambda block: nn.TransformerEncoderLayer(16, 4, 32, 0.1),
         "call": lambda block, x: block(x[None])[0],
     },
+    "all arguments": {"made": Skips, "call": lambda block, x: sum(block(x, x * 2))},
     "argument that its caller writes": {"call": lambda block, x: block(x.add_(paddle.ones([1])))},
 }
 
@@ -62,6 +87,33 @@ def test_what_a_block_draws_and_returns_is_as_without(x, how, is_leaf):
     x.stop_gradient = not is_leaf
     stats = BLOCKS.trained_alike(partial(BLOCKS.model, **RETURNS[how]), x)
     assert set(stats.blocks) == {CHECKPOINTED}
+
+
+@pytest.mark.parametrize(
+    ("made", "call", "why"),
+    [
+        (Looks, lambda block, x: block(x), "returns other values where no gradients are recorded"),
+        (
+            Shapes,
+            lambda block, x: block(x, paddle.sparse.sparse_coo_tensor([[0]], [1.0], [2]))[1]["y"],
+            "cannot be compared .a sparse tensor",
+        ),
+    ],
+)
+def test_a_block_that_another_call_would_harm_is_stored_and_named(x, made, call, why):
+    stats = BLOCKS.trained_alike(partial(BLOCKS.model, made=made, call=call), x, why=why)
+    assert not stats.blocks.get(CHECKPOINTED)
+
+
+def test_a_view_stays_in_the_memory_of_its_base_when_it_is_compared(x):
+    table = paddle.ones([16, 32])
+    model = BLOCKS.model(
+        lambda block, x: x + nn.functional.softmax(x)[:, 1:2] + block.state.sum(), None, lambda: table[:, :16]
+    )
+    ts.wrap(model, "checkpoint", min_bytes=0)
+    model(x).sum().backward()
+    table.zero_()
+    assert float(model.blocks[0].state.sum()) == 0
 
 
 def test_weights_get_gradients_where_the_input_has_none(x):

@@ -242,4 +242,40 @@ def test_the_proof_holds_the_first_call_of_one_block_at_most(x):
 
     ts.wrap(model := BLOCKS.model(before=watched, depth=2), "checkpoint", min_bytes=0)
     model(x)
-    assert alive == [0, 1, 0] * 2
+    assert alive == [0, 1, 1] * 2
+
+
+def test_a_list_that_a_block_fills_in_later_calls_is_that_of_its_caller(x):
+    def collects(block, x, found):
+        block.calls += 1
+        if float(block.calls) > 1:
+            found.append(x.square().mean())
+        return x
+
+    def call(block, x):
+        found = []
+        return block(x, found) + sum(found)
+
+    def made():
+        model = BLOCKS.model(before=collects, call=call)
+        for block in model.blocks:
+            block.register_buffer("calls", torch.zeros(1))
+        return model
+
+    assert set(BLOCKS.trained_alike(made, x).blocks) == {"checkpointed"}
+
+
+def test_a_block_that_modifies_what_it_has_saved_is_an_error_as_without(x):
+    ts.wrap(model := BLOCKS.model(before=lambda block, x: x.exp().mul_(2)), "checkpoint | compress", min_bytes=0)
+    with pytest.warns(ts.TensorStashWarning, match="modifies in place what it has saved"):
+        loss = model(x.requires_grad_()).sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_an_argument_without_memory_is_stored_and_named(x):
+    def call(block, x):
+        return block(x, torch._efficientzerotensor(3))
+
+    with pytest.warns(ts.TensorStashWarning, match="cannot be compared .a tensor without memory"):
+        BLOCKS.trained_alike(lambda: BLOCKS.model(before=lambda block, x, zero: x, call=call), x)

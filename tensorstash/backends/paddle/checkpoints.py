@@ -16,6 +16,7 @@ from paddle.distributed.fleet.recompute.recompute import recompute, switch_rng_s
 
 from tensorstash.abilities.checkpoints import Repeats
 from tensorstash.backends.forward import is_called_by
+from tensorstash.backends.paddle.layout import elements, spec_of
 from tensorstash.backends.repeat import Again, apart
 from tensorstash.errors import StashError
 from tensorstash.host.checksum import checksum
@@ -33,7 +34,7 @@ class PaddleRepeats(Repeats):
 
     tensor = Tensor
     constants = (paddle.dtype,)
-    notes = frozenset(vars(paddle.nn.Layer())) - {"training"}
+    notes = frozenset(vars(paddle.nn.Layer())) - {"training"} | {"_data_format"}
     source = _recompute.__module__
 
     def is_checkpointed(self) -> bool:
@@ -57,23 +58,31 @@ class PaddleRepeats(Repeats):
                 )
             found = given[len(start) :]
             shape, returned, _ = apart(again(*found), self)
-            made[:] = shape, [next((i for i, one in enumerate(found) if one is each), None) for each in returned]
-            return tuple(each for each, place in zip(returned, made[1], strict=True) if place is None)
+            places = [next((i for i, one in enumerate(found) if one is each), None) for each in returned]
+            if None not in places:  # recompute fails with nothing but arguments
+                returned[0], places[0] = returned[0].clone(), None
+            made[:] = shape, places
+            outputs = [each for each, place in zip(returned, places, strict=True) if place is None]
+            if paddle.is_grad_enabled() and all(each.stop_gradient for each in outputs):  # or without gradients
+                outputs[0] = paddle.zeros_like(outputs[0])
+                outputs[0].stop_gradient = False
+            return tuple(outputs)
 
         outputs = iter(_recompute(run, *start, *tensors))
         shape, places = made
         return shape([next(outputs) if place is None else tensors[place] for place in places])
 
     def is_buffer(self, value: Any) -> bool:
-        # Frozen weights are no buffers, and statistics have one axis: Paddle holds both alike.
-        return not isinstance(value, EagerParamBase) or (value.stop_gradient and value.ndim < 2)
+        return not isinstance(value, EagerParamBase) or value.stop_gradient  # statistics are frozen parameters
 
     def digest(self, value: Any) -> Hashable:
         if isinstance(value, Generator):
             return tuple(word for word in str(value.get_state()).split() if not word.startswith("0x"))  # an address
         if not isinstance(value, Tensor):
             return None
-        return checksum(value.detach().contiguous().numpy().reshape(-1).view("u1")), value.inplace_version
+        if value.is_sparse():
+            raise StashError("a sparse tensor")  # of which Paddle 3.3.1 makes no array: it crashes
+        return checksum(elements(value, spec_of(value)).reshape(-1).view("u1")), value.inplace_version
 
     def numbers(self, tensors: list[Any]) -> Callable[[], AbstractContextManager[None]]:
         tracked = _parallel.get_rng_state_tracker().get_states_tracker()

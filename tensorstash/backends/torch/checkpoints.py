@@ -16,6 +16,7 @@ from tensorstash.abilities.checkpoints import Repeats
 from tensorstash.backends.repeat import Again, call_again
 from tensorstash.backends.torch.hooks import opaque
 from tensorstash.backends.torch.recipes.digests import device_digest
+from tensorstash.errors import StashError
 from tensorstash.host.checksum import checksum_at
 
 
@@ -48,6 +49,8 @@ class TorchRepeats(Repeats):
             return "a random state"
         plain = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
         bits = plain.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
+        if bits.is_cpu and bits.nbytes and not bits.data_ptr():
+            raise StashError("a tensor without memory")
         # An array of NumPy would keep the storage from being resized for ever.
         summed = checksum_at(bits.data_ptr(), bits.nbytes) if bits.is_cpu else int(device_digest(bits))
         return summed, tensor._version
