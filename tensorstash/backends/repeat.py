@@ -326,6 +326,7 @@ def _run(again: Again, call: Callable[[], Any], *, keeps: bool) -> tuple[Any, li
         outputs = call()
     if any(backend.version(alias) != version for alias, version in kept):
         refusals.append("modifies in place what it has saved")
+    kept.clear()  # a framework may hold on to the hooks
     nbytes = sum(size for _, size, bits in {*keys} if bits)
     _, returned, opaque = apart(outputs, framework)
     refusals += [f"returns a {type(part).__qualname__}" for part in opaque] + ["returns no tensor"] * (not returned)

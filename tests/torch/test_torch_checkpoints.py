@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
@@ -271,6 +272,15 @@ def test_a_block_that_modifies_what_it_has_saved_is_an_error_as_without(x):
         loss = model(x.requires_grad_()).sum()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_blocks_of_tensors_of_a_subclass_are_checkpointed(x):
+    def trained(policy):
+        with ts.wrap(model := BLOCKS.model(), policy, min_bytes=0) as handle:
+            model(TwoTensor(x, x.clone())).sum().backward()
+        return [weight.grad.a.tolist() for weight in model.parameters()], set(handle.stats().blocks)
+
+    assert trained("checkpoint") == (trained("keep")[0], {"checkpointed"})
 
 
 def test_an_argument_without_memory_is_stored_and_named(x):

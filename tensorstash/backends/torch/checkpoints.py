@@ -43,10 +43,10 @@ class TorchRepeats(Repeats):
         if not isinstance(tensor, Tensor):
             return None
         if (flatten := getattr(tensor, "__tensor_flatten__", None)) is not None:
-            return tuple(self.digest(getattr(tensor, name)) for name in flatten()[0])
+            return tuple(self.digest(getattr(tensor, name)) for name in flatten()[0]), tensor._version
         if tensor.dtype == torch.uint64 and tensor.numel() <= 2:
             # Flash attention saves places of random states, which nobody writes without dropout (aten flash_api.cpp).
-            return "a random state"
+            return "a random state", 0
         plain = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
         bits = plain.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8)
         if bits.is_cpu and bits.nbytes and not bits.data_ptr():
