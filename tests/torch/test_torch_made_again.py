@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from memory_programs import Writing
 from test_torch_recompute import stash
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -14,21 +15,6 @@ from tensorstash.backends.torch.recipes.digests import device_digest
 from tensorstash.backends.torch.recipes.producers import Producers
 from tensorstash.errors import StashError
 from tests.torch.conftest import are_same
-
-
-class Tripled(torch.autograd.Function):
-    """Writes into what it has saved, as fused losses do."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return 1.5 * x * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        x.data.mul_(3)  # without a new version, as kernels do
-        return grad * x
 
 
 def wide_out_of_narrow(around):
@@ -90,7 +76,7 @@ def written_into(around, *, writes_first, times):
     with around:
         hidden = F.silu(leaf.sin())
         losses = [(hidden.bfloat16() @ weight).sum()]
-        losses += [Tripled.apply(hidden.bfloat16()).sum() for _ in range(times)]
+        losses += [Writing.apply(hidden.bfloat16(), False).sum() for _ in range(times)]
     del hidden
     grads = []
     for loss in losses[::-1] if writes_first else losses:
