@@ -66,7 +66,7 @@ def step(lab: Lab, leaf: Any, stash: ts.Stash | None) -> Array:
             x = x.tanh()
             x = x * x.tanh()
         loss = x.sum()
-    del x
+        del x
     lab.backward(loss)
     return lab.gradient(own)
 

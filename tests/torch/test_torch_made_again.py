@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -120,27 +121,14 @@ MADE = {
     "inputs outlive the operation that saved them": (needed_longer_than_by_who_saved_it, "gelu", 1, 1),
     "equal memories of the user are refused each for itself": (made_of_equal_memories, "mul(gelu)", 2, 1),
     "the eps of each layer is found once": (layers_with_an_eps_of_their_own, "layer_norm", 12, 12),
-    **{
-        f"batch norms that learn, {dtype}, {is_permuted=}": (
-            partial(batch_norms_that_learn, dtype=dtype, is_permuted=is_permuted),
-            "batch_norm",
-            2,
-            2,
-        )
-        for dtype in (torch.float32, torch.bfloat16)
-        for is_permuted in (True, False)
-    },
-    **{
-        f"functions that write into it have their own, {first=}, {times=}": (
-            partial(written_into, writes_first=first, times=times),
-            "cast(silu)",
-            1 + times,
-            1 + times,
-        )
-        for first in (True, False)
-        for times in (1, 2)
-    },
 }
+for dtype, is_permuted in product((torch.float32, torch.bfloat16), (True, False)):
+    program = partial(batch_norms_that_learn, dtype=dtype, is_permuted=is_permuted)
+    MADE[f"batch norms that learn, {dtype}, {is_permuted=}"] = program, "batch_norm", 2, 2
+for first, times in product((True, False), (1, 2)):
+    program = partial(written_into, writes_first=first, times=times)
+    name = f"functions that write into it have their own, {first=}, {times=}"
+    MADE[name] = program, "cast(silu)", 1 + times, 1 + times
 
 
 @pytest.mark.parametrize(("program", "rule", "tensors", "loads"), MADE.values(), ids=MADE)
