@@ -74,20 +74,24 @@ def test_a_word_that_is_no_verb_and_no_program_is_said_with_the_verbs(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "no program is named"),
-        (["-m"], "no program is named"),
-        (["-X", "dev", "train.py"], "options of Python stand before -m: python -X -m"),
-        (["-c", "print(1)"], "write the program into a file, or name a module behind -m"),
-        (["no_such_program.py"], "there is no file 'no_such_program.py'"),
-        (["--budget"], "argument --budget: expected one argument"),
-        (["--policy", "keep", "--policy=compress", "train.py"], "join the steps by |, or let tensorstash compare run"),
+        (["run"], "no program is named"),
+        (["run", "-m"], "no program is named"),
+        (["run", "-X", "dev", "train.py"], "options of Python stand before -m: python -X -m"),
+        (["run", "-c", "print(1)"], "write the program into a file, or name a module behind -m"),
+        (["run", "no_such_program.py"], "there is no file 'no_such_program.py'"),
+        (["run", "--budget"], "argument --budget: expected one argument"),
+        (["run", "--policy", "keep", "--policy=compress", "x.py"], "join the steps by |, or let tensorstash compare"),
+        (["compare"], "no program is named"),
+        (["compare", "train.py", "-m", "train"], "no program is named"),
+        (["compare", "train.py", "--steps", "1"], "expected 2 or more"),
+        (["compare", "no_such_program.py"], "there is no file 'no_such_program.py'"),
     ],
 )
-def test_a_command_without_a_program_is_refused(
+def test_a_command_without_a_program_or_with_a_mistake_is_refused(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        main(["run", *words])
+        main(words)
     assert left.value.code == 2
     assert message in capsys.readouterr().err
 

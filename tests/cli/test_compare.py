@@ -73,24 +73,6 @@ def test_a_script_without_an_optimizer_is_refused(tmp_path: Path, capsys: pytest
     assert "ValueError: of its own" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "no program is named"),
-        (["train.py", "-m", "train"], "no program is named"),
-        (["train.py", "--steps", "1"], "expected 2 or more"),
-        (["no_such_program.py"], "there is no file 'no_such_program.py'"),
-    ],
-)
-def test_mistakes_of_the_command_are_found_at_once(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["compare", *words])
-    assert end.value.code == 2
-    assert message in capsys.readouterr().err
-
-
 def test_a_mistake_in_a_policy_is_found_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", __file__, "--policy", "none", "--policy", "disk_spil"]) == 1
     assert "did you mean 'disk_spill'?" in capsys.readouterr().err

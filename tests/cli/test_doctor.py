@@ -45,7 +45,7 @@ def test_a_directory_in_memory_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "saves nothing" in found("disk", list(doctor.disks(["/dev/shm"])))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def required_anew() -> Iterator[None]:
     """Frameworks are looked at again, in the test and after it."""
     features.require.cache_clear()
@@ -60,7 +60,6 @@ def lacking(monkeypatch: pytest.MonkeyPatch, *added: features.Feature) -> None:
     monkeypatch.setitem(features.FRAMEWORKS, "torch", more)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("required_anew")
 def test_a_framework_that_lacks_something_is_refused_with_the_versions_that_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -70,14 +69,12 @@ def test_a_framework_that_lacks_something_is_refused_with_the_versions_that_work
     assert found("_of_next_year", list(doctor.frameworks())).startswith("bad: missing, needed for hooks")
 
 
-@pytest.mark.usefixtures("required_anew")
 def test_a_framework_that_lacks_what_can_be_done_without_works(monkeypatch: pytest.MonkeyPatch) -> None:
     lacking(monkeypatch, features.Feature("torch._C:_of_next_year", "speed", "it is slower"))
     features.require("torch")
     assert "it is slower" in found("_of_next_year", list(doctor.frameworks()))
 
 
-@pytest.mark.usefixtures("required_anew")
 @pytest.mark.parametrize("newer", ["3.4.0", "3.10.1+cu", "4.0.0.dev20270101", "3.3.2"])
 def test_a_framework_that_is_newer_than_those_that_work_is_told(newer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "installed", lambda name: newer)

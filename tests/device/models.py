@@ -79,7 +79,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "sequences": (Sequences, lambda: torch.randn(2, 4, 8)),
 }
 
-
 POLICIES: dict[str, Callable[[Path], HookPolicy]] = {
     "offloaded": lambda folder: ts.CpuOffload(),
     "compressed": lambda folder: ts.Compress(min_ratio=1),

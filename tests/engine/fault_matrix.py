@@ -6,24 +6,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
+import planted_faults as faults
 from failing_process import killed, no_descriptor, no_directory, no_new_thread, no_permission, shut_down
-from planted_faults import (
-    Faulty,
-    Plant,
-    alter_a_byte,
-    calls,
-    end_the_thread,
-    flip_a_bit,
-    held,
-    lack_a_byte,
-    lose,
-    lose_the_slot,
-    move_one_block,
-    move_one_block_and_no_more,
-    refuse,
-    tear,
-    used_up,
-)
+from planted_faults import Faulty, Plant, calls, end_the_thread, held, refuse, used_up
 
 import tensorstash as ts
 from tensorstash.errors import CodecError, CorruptDataError, SlotGoneError, StashError, StoreError, StoreFullError
@@ -116,17 +101,17 @@ FAULTS: Mapping[str, Fault] = {
     "device full at write 1": _of_a_device(calls("write", refuse(errno.ENOSPC)), StoreFullError, "ENOSPC"),
     "device full at write 3": _of_a_device(calls("write", refuse(errno.ENOSPC), at=3), StoreFullError, "ENOSPC"),
     "quota used up": _of_a_device(calls("reserve", refuse(errno.EDQUOT)), StoreFullError, "EDQUOT"),
-    "short writes": _of_a_device(calls("write", move_one_block), None),
+    "short writes": _of_a_device(calls("write", faults.move_one_block), None),
     "short write, and no more": _of_a_device(
-        calls("write", move_one_block_and_no_more), StoreError, "and then no more"
+        calls("write", faults.move_one_block_and_no_more), StoreError, "and then no more"
     ),
-    "short reads": _of_a_device(calls("read", move_one_block), None),
+    "short reads": _of_a_device(calls("read", faults.move_one_block), None),
     "short read, and no more": _of_a_device(
-        calls("read", move_one_block_and_no_more), CorruptDataError, "ends at byte"
+        calls("read", faults.move_one_block_and_no_more), CorruptDataError, "ends at byte"
     ),
-    "torn record": _of_a_device(calls("write", tear), CorruptDataError, "checksum"),
-    "flipped bit": _of_a_device(calls("write", flip_a_bit, at=3), CorruptDataError, "checksum"),
-    "lost write": _of_a_device(calls("write", lose), CorruptDataError, "checksum"),
+    "torn record": _of_a_device(calls("write", faults.tear), CorruptDataError, "checksum"),
+    "flipped bit": _of_a_device(calls("write", faults.flip_a_bit, at=3), CorruptDataError, "checksum"),
+    "lost write": _of_a_device(calls("write", faults.lose), CorruptDataError, "checksum"),
     "I/O error at put": _of_a_device(calls("write", refuse(errno.EIO), at=2), StoreError, "EIO"),
     "I/O error at get": _of_a_device(calls("read", refuse(errno.EIO), at=2), StoreError, "EIO"),
     "slow at put": _of_a_device(held("write", opens=True), None),
@@ -138,9 +123,9 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "a store's own exception at put": Fault(calls("put", refuse(errno.ENXIO), at=2), StoreError, "OSError"),
     "a store's own exception at get": Fault(calls("get", refuse(errno.ENXIO), at=2), StoreError, "OSError"),
-    "a store that returns a byte too few": Fault(calls("get", lack_a_byte), CorruptDataError, "gave back"),
-    "a store that alters a byte": Fault(calls("get", alter_a_byte), CorruptDataError, "altered", verifies=False),
-    "a store that has lost the slot": Fault(calls("get", lose_the_slot), SlotGoneError, "deleted"),
+    "a store that returns a byte too few": Fault(calls("get", faults.lack_a_byte), CorruptDataError, "gave back"),
+    "a store that alters a byte": Fault(calls("get", faults.alter_a_byte), CorruptDataError, "altered", verifies=False),
+    "a store that has lost the slot": Fault(calls("get", faults.lose_the_slot), SlotGoneError, "deleted"),
     "no thread can be started": Fault(no_new_thread, None, impossible=NO_WORKERS),
     "no more work is taken": Fault(shut_down, None, impossible=NO_WORKERS),
     "writer killed while it waits": Fault(killed("writer"), None, impossible=NO_WORKERS),

@@ -40,17 +40,16 @@ def train(session, steps=4, values=LARGE):
         loss.backward()
 
 
-def test_the_first_entries_are_not_judged():
+def test_the_first_entries_an_evaluation_and_interrupted_entries_are_not_judged():
     for _ in range(2):
         with stash():
             pass
-
-
-def test_evaluation_is_not_judged():
-    session = stash()
+    evaluated, interrupted = stash(), stash()
     for _ in range(5):
-        with ref.no_grad(), session:
+        with ref.no_grad(), evaluated:
             ref.tensor([1.0], requires_grad=True).exp()
+        with pytest.raises(KeyboardInterrupt), interrupted:
+            raise KeyboardInterrupt
 
 
 def test_a_long_first_entry_is_judged_at_its_end():
@@ -147,13 +146,6 @@ def test_advice_of_several_kinds_is_a_line_each(nothing_is_compiled):
         train(session := stash("compress", limits=Limits(in_flight="256 MiB")))
     lines = session.stats().advice.splitlines()
     assert [("limits" in line, "compiler" in line) for line in lines][:2] == [(True, False), (False, True)]
-
-
-def test_an_interrupted_entry_is_not_judged():
-    session = stash()
-    for _ in range(5):
-        with pytest.raises(KeyboardInterrupt), session:
-            raise KeyboardInterrupt
 
 
 def test_a_part_that_an_inner_scope_takes_out_is_meant():

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conditions import assert_nothing_is_held
 from fault_matrix import CELLS, FAULTS, LIMITS, SHAPE, STORES, Cell
-from inside import ahead, in_flight, session_of, set_timeout, settle
+from inside import session_of, set_timeout, settle
 from planted_faults import Faulty, Site
 
 import tensorstash as ts
@@ -54,15 +55,12 @@ def descriptors() -> int:
     return len(os.listdir("/dev/fd"))
 
 
-def assert_nothing_is_held(stash: ts.Stash, store: Faulty, lab: Lab) -> None:
+def assert_nothing_is_left(stash: ts.Stash, store: Faulty, lab: Lab) -> None:
     # PyTorch's queue of this thread holds what a failed backward left in it until the next backward.
     step(lab, (1, 1))
-    session = session_of(stash)
-    set_timeout(session, 60)
-    settle(session)
-    assert stash.stats().live.tensors == 0
+    set_timeout(stash, 60)
+    assert_nothing_is_held(stash)
     assert store.used_bytes == 0
-    assert (in_flight(session).used, ahead(session).used) == (0, 0)
 
 
 def run(cell: Cell, first: Path, last: Path) -> None:
@@ -91,11 +89,11 @@ def run(cell: Cell, first: Path, last: Path) -> None:
                 assert np.array_equal(step(lab, SHAPE, under_test), right)
             else:
                 assert_fails(cell, under_test)
-    assert_nothing_is_held(under_test, store, lab)
+    assert_nothing_is_left(under_test, store, lab)
     for _ in range(2):
         got = step(lab, fault.next_shape, under_test)
         assert np.array_equal(got, expected(cell.backend, fault.next_shape)), "the step after the fault"
-    assert_nothing_is_held(under_test, store, lab)
+    assert_nothing_is_left(under_test, store, lab)
     assert under_test.stats().stored
 
 

@@ -65,10 +65,8 @@ def test_what_was_saved_is_what_left_the_memory_of_the_tensors():
 
 def test_modules_that_a_policy_names_are_counted_by_name():
     model = ref.nn.Sequential(ref.nn.GELU(), ref.nn.GELU(), ref.nn.GELU())
-    policy = ts.from_dict(
-        {"name": "route", "rules": [{"when": {"name": "module_names", "patterns": ["*[02]"]}, "use": "compress"}]}
-    )
-    handle = ts.wrap(model, policy, min_bytes=0)
+    rule = {"when": {"name": "module_names", "patterns": ["*[02]"]}, "use": "compress"}
+    handle = ts.wrap(model, ts.from_dict({"name": "route", "rules": [rule]}), min_bytes=0)
     model(ref.ones((8, 8), requires_grad=True) * 1.0).sum().backward()
     modules = handle.stats().modules
     assert len(modules) == 2
@@ -94,11 +92,8 @@ def test_what_is_printed_is_per_step_with_the_sums_behind():
 
     once, four = trained(1), trained(4)
     assert (once.steps, four.steps, (four - once).steps, ts.Stats().steps) == (1, 4, 3, 0)
-    assert (
-        str(once).partition(";")[0]
-        == str(four).partition(";")[0]
-        == "per step: 16 KiB left memory of 16 KiB that could"
-    )
+    said = "per step: 16 KiB left memory of 16 KiB that could"
+    assert [str(each).partition(";")[0] for each in (once, four)] == [said] * 2
     assert "over 4 steps: 64 KiB of 64 KiB" in str(four)
     assert four.process_peak > four.stashed.nbytes
 

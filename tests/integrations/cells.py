@@ -1,7 +1,7 @@
 """The matrix of trainers: one cell is one way to train."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 KINDS = "transformers", "trl", "accelerate", "lightning"
@@ -19,7 +19,6 @@ class Cell:
         lora: train PEFT's adapters in place of the weights.
         checkpointing: as the trainer spells it.
         accumulation: batches per step.
-        policy: one line of text.
     """
 
     trainer: str
@@ -28,16 +27,11 @@ class Cell:
     lora: bool
     checkpointing: bool
     accumulation: int
-    policy: str = "compress"
 
     def __str__(self) -> str:
         parts = [self.trainer, self.precision, self.where, *(["lora"] if self.lora else [])]
         parts += [*(["checkpointing"] if self.checkpointing else []), f"accumulate {self.accumulation}"]
         return ", ".join(parts)
-
-
-def without_policy(cell: Cell) -> Cell:
-    return replace(cell, where="plain", policy="compress")
 
 
 def every_cell() -> Iterator[Cell]:

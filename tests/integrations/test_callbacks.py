@@ -48,9 +48,8 @@ def logged_to_tensorboard(directory: Path) -> set[str]:
 
 
 def test_the_history_of_transformers_has_a_line_per_step(tmp_path: Path) -> None:
-    trainer = trainer_of(
-        transformers.Trainer, tmp_path, [], with_transformers.StashCallback("compress", **trainers.OPTIONS)
-    )
+    callback = with_transformers.StashCallback("compress", **trainers.OPTIONS)
+    trainer = trainer_of(transformers.Trainer, tmp_path, [], callback)
     trainer.train()
     found = [entry[SCALAR] for entry in trainer.state.log_history if "loss" in entry]
     assert len(found) == trainers.STEPS

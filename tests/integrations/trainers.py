@@ -75,13 +75,13 @@ class Under:
     """Puts the policy of a cell where the cell says."""
 
     def __init__(self, cell: Cell, kind: Any = None) -> None:
-        self._where, self._policy = cell.where, cell.policy
-        self.callback = kind(cell.policy, **OPTIONS) if cell.where == "callback" else None
+        self._where = cell.where
+        self.callback = kind("compress", **OPTIONS) if cell.where == "callback" else None
         self._handle: ts.Wrapped | None = None
 
     def reach(self, where: str, model: object) -> None:
         if where == self._where:
-            self._handle = ts.wrap(model, self._policy, **OPTIONS)
+            self._handle = ts.wrap(model, "compress", **OPTIONS)
 
     @property
     def callbacks(self) -> list[Any]:
@@ -113,16 +113,9 @@ def _in_trainer(cell: Cell, directory: str, kind: Any, arguments: Any, **options
     under = Under(cell, with_transformers.StashCallback)
     model = model_of(cell)
     under.reach("before", model)
-    args = arguments(
-        **ARGUMENTS,
-        output_dir=directory,
-        gradient_accumulation_steps=cell.accumulation,
-        gradient_checkpointing=cell.checkpointing,
-        bf16=cell.precision == "bf16",
-        report_to=[],
-        logging_strategy="no",
-        seed=0,
-    )
+    ways = {"gradient_accumulation_steps": cell.accumulation, "gradient_checkpointing": cell.checkpointing}
+    quiet = {"report_to": [], "logging_strategy": "no", "seed": 0}
+    args = arguments(**ARGUMENTS, **ways, **quiet, output_dir=directory, bf16=cell.precision == "bf16")
     if kind is transformers.Trainer:
         options["data_collator"] = collate
     torch.manual_seed(0)
@@ -138,11 +131,8 @@ def in_accelerate(cell: Cell, directory: str) -> Trained:
     under = Under(cell)
     model = model_of(cell)
     under.reach("before", model)
-    accelerator = accelerate.Accelerator(
-        cpu=True,
-        mixed_precision="bf16" if cell.precision == "bf16" else "no",
-        gradient_accumulation_steps=cell.accumulation,
-    )
+    precision, every = "bf16" if cell.precision == "bf16" else "no", cell.accumulation
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=every)
     model, optimizer, batches = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-3), loader(cell))
     under.reach("after", model)
     model.train()

@@ -28,10 +28,8 @@ def pair(backend: TorchBackend) -> CopyingPair:
 
 def bits(tensor: Tensor) -> bytes:
     """Return the bytes of a tensor's elements in the order of its indices."""
-    plain = (
-        (tensor if tensor.layout == torch.strided else tensor.to_dense()).detach().resolve_conj().resolve_neg().cpu()
-    )
-    run = plain.reshape(-1).clone(memory_format=torch.contiguous_format)
+    dense = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    run = dense.detach().resolve_conj().resolve_neg().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)
     return run.view(torch.uint8).numpy().tobytes()
 
 

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -38,13 +39,8 @@ class Block(nn.Module):
 
 
 def fsdp1(model: nn.Sequential) -> nn.Module:
-    return FullyShardedDataParallel(
-        model,
-        auto_wrap_policy=lambda module, recurse, **_: recurse or isinstance(module, Block),
-        sharding_strategy=ShardingStrategy.FULL_SHARD,
-        use_orig_params=True,
-        device_id=torch.device("cpu"),
-    )
+    options = {"auto_wrap_policy": ModuleWrapPolicy({Block}), "use_orig_params": True}
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **options)
 
 
 def fsdp2(model: nn.Sequential, whole: dict[str, Any], **options: Any) -> nn.Module:
@@ -84,11 +80,9 @@ def gradients(parallelize: Callable[[nn.Sequential], nn.Module], around: Any, po
         with around():
             loss = model(torch.randn(6, WIDTH) * 1).float().square().sum()
         loss.backward()
-        for parameter in model.parameters():
-            yield bits(parameter.grad)
+        yield from (bits(parameter.grad) for parameter in model.parameters())
         optimizer.step()
-        for parameter in model.parameters():
-            yield bits(parameter)
+        yield from map(bits, model.parameters())
     if handle is not None:
         stats = handle.stats()
         assert stats.stashed.tensors > 0

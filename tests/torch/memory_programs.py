@@ -29,11 +29,7 @@ POLICIES: dict[str, Callable[[str], HookPolicy]] = {
     "compress | disk": lambda directory: ts.Compress() | ts.DiskSpill(directory),
 }
 
-LIMITS = {
-    "default": ts.Limits(),
-    "synchronous": ts.Limits(in_flight=0),
-    "tiny": ts.Limits(in_flight=700, ahead=700),
-}
+LIMITS = {"default": ts.Limits(), "synchronous": ts.Limits(in_flight=0), "tiny": ts.Limits(in_flight=700, ahead=700)}
 
 SETTINGS = [*product(POLICIES, ["default", "synchronous"]), ("memory", "tiny")]
 """What is run: names of a policy and of limits."""
@@ -144,3 +140,20 @@ UNVERSIONED: dict[str, Callable[[Tensor, Tensor], object]] = {
     "storage": lambda tensor, values: tensor.untyped_storage().copy_(values.clone().untyped_storage(), False),
 }
 """Ways to write into a whole tensor that bump no version of it."""
+
+
+class Writing(torch.autograd.Function):
+    """Its backward writes into what it has saved, as kernels that reuse memory do."""
+
+    @staticmethod
+    def forward(ctx, x, bumps):
+        ctx.save_for_backward(x)
+        ctx.bumps = bumps
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        out = grad * x
+        (x if ctx.bumps else x.data).mul_(2.0)
+        return out, None

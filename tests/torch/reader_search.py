@@ -59,10 +59,6 @@ class Saved:
 # -- Values of the inputs: as PyTorch has them, near zero, with ties, at the places where operations change --
 
 
-def as_they_are(tensor: Tensor, random: torch.Generator) -> Tensor:
-    return tensor.clone()
-
-
 def near_zero(tensor: Tensor, random: torch.Generator) -> Tensor:
     # Many of them: the smallest of a group comes back exactly.
     powers = torch.rand(tensor.shape, generator=random)
@@ -85,12 +81,7 @@ def at_bounds(tensor: Tensor, random: torch.Generator) -> Tensor:
     return torch.where(torch.rand(tensor.shape, generator=random) < 0.25, close, tensor)
 
 
-VALUES: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
-    "plain": as_they_are,
-    "near zero": near_zero,
-    "ties": with_ties,
-    "bounds": at_bounds,
-}
+VALUES = {"plain": lambda tensor, _: tensor.clone(), "near zero": near_zero, "ties": with_ties, "bounds": at_bounds}
 
 
 # -- Programs: an operation and its arguments --
@@ -326,8 +317,7 @@ def _read(
         return
     for saved, reader in saves:
         for codec, policy in LOSSY.items():
-            back = brought_back(saved.tensor, policy)
-            if back is None:
+            if (back := brought_back(saved.tensor, policy)) is None:
                 continue
             saved.given = back
             try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -26,15 +26,6 @@ pytestmark = pytest.mark.gpu
 
 TIGHT = Limits(in_flight="1 MiB", ahead="1 MiB")
 AT_ONCE = Limits(in_flight=0, ahead=0)
-
-
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(*(Attention(256) for _ in range(4))).to("cuda:0")
-
-
-def inputs() -> Tensor:
-    return torch.randn(4, 128, 256, device="cuda:0")
 
 
 def stash(limits: Limits = TIGHT) -> ts.Stash:
@@ -55,7 +46,9 @@ def no_synchronisation() -> Iterator[None]:
 
 
 def test_the_host_never_waits_for_the_device() -> None:
-    net, x, scope = model(), inputs(), stash(Limits())
+    torch.manual_seed(0)
+    net = nn.Sequential(*(Attention(256) for _ in range(4))).to("cuda:0")
+    x, scope = torch.randn(4, 128, 256, device="cuda:0"), stash(Limits())
     for attempt in range(3):
         with no_synchronisation() if attempt == 2 else nullcontext():  # pages are locked by then
             with scope:

@@ -2,10 +2,12 @@
 
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from memory_programs import Writing
 from test_torch_recompute import stash
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -14,21 +16,6 @@ from tensorstash.backends.torch.recipes.digests import device_digest
 from tensorstash.backends.torch.recipes.producers import Producers
 from tensorstash.errors import StashError
 from tests.torch.conftest import are_same
-
-
-class Tripled(torch.autograd.Function):
-    """Writes into what it has saved, as fused losses do."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return 1.5 * x * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        x.data.mul_(3)  # without a new version, as kernels do
-        return grad * x
 
 
 def wide_out_of_narrow(around):
@@ -90,7 +77,7 @@ def written_into(around, *, writes_first, times):
     with around:
         hidden = F.silu(leaf.sin())
         losses = [(hidden.bfloat16() @ weight).sum()]
-        losses += [Tripled.apply(hidden.bfloat16()).sum() for _ in range(times)]
+        losses += [Writing.apply(hidden.bfloat16(), False).sum() for _ in range(times)]
     del hidden
     grads = []
     for loss in losses[::-1] if writes_first else losses:
@@ -134,27 +121,14 @@ MADE = {
     "inputs outlive the operation that saved them": (needed_longer_than_by_who_saved_it, "gelu", 1, 1),
     "equal memories of the user are refused each for itself": (made_of_equal_memories, "mul(gelu)", 2, 1),
     "the eps of each layer is found once": (layers_with_an_eps_of_their_own, "layer_norm", 12, 12),
-    **{
-        f"batch norms that learn, {dtype}, {is_permuted=}": (
-            partial(batch_norms_that_learn, dtype=dtype, is_permuted=is_permuted),
-            "batch_norm",
-            2,
-            2,
-        )
-        for dtype in (torch.float32, torch.bfloat16)
-        for is_permuted in (True, False)
-    },
-    **{
-        f"functions that write into it have their own, {first=}, {times=}": (
-            partial(written_into, writes_first=first, times=times),
-            "cast(silu)",
-            1 + times,
-            1 + times,
-        )
-        for first in (True, False)
-        for times in (1, 2)
-    },
 }
+for dtype, is_permuted in product((torch.float32, torch.bfloat16), (True, False)):
+    program = partial(batch_norms_that_learn, dtype=dtype, is_permuted=is_permuted)
+    MADE[f"batch norms that learn, {dtype}, {is_permuted=}"] = program, "batch_norm", 2, 2
+for first, times in product((True, False), (1, 2)):
+    program = partial(written_into, writes_first=first, times=times)
+    name = f"functions that write into it have their own, {first=}, {times=}"
+    MADE[name] = program, "cast(silu)", 1 + times, 1 + times
 
 
 @pytest.mark.parametrize(("program", "rule", "tensors", "loads"), MADE.values(), ids=MADE)

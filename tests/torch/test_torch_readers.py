@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from reader_search import BOUND, disagreements, search, table
+from reader_search import BOUND, LOSSY, disagreements, search, table
 from torch import nn
 from torch.nn.functional import gelu
 
@@ -16,8 +16,6 @@ from tensorstash.errors import StashError
 from tensorstash.policies import StoreIn
 from tensorstash.policies.selectors import ModuleNames
 from tensorstash.stores import Memory
-
-LOSSY = {"quantize": ts.Quantize(8), "cast": ts.Cast("bfloat16")}
 
 
 def exact_first(x):
@@ -82,11 +80,7 @@ def gradient(program, start, policy=None):
     return grad
 
 
-UNRELATED = {
-    "quantize": ts.Quantize(8),
-    "float16": ts.Cast("float16"),
-    "float8_e5m2": ts.Cast("float8_e5m2"),
-}
+UNRELATED = {"quantize": ts.Quantize(8), "float16": ts.Cast("float16"), "float8_e5m2": ts.Cast("float8_e5m2")}
 """Policies whose error is not relative to each element: of small numbers nothing is left."""
 
 EXACT = [
@@ -223,7 +217,7 @@ def test_a_search_over_the_operators_finds_the_readers_that_are_not_listed_and_n
     assert max(max(worst[reader].values()) for reader in ordinary) < BOUND
 
 
-LONG = 9
+LONG, amax = 9, COMPARING["amax"]
 """Saved tensors from which a program is known again."""
 
 
@@ -245,10 +239,6 @@ def stepping(policy=None):
         return torch.autograd.grad([each.sum() for each in found], start)[0]
 
     return step
-
-
-def amax(x):
-    return x.amax(-1)
 
 
 def test_a_tensor_that_is_suddenly_read_exactly_is_an_error_and_exact_from_then_on(start):

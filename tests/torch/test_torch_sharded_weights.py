@@ -47,21 +47,16 @@ class Aliased(nn.Module):
         return x + self.down(hidden) + nn.functional.linear(hidden * down.sum(0), down) + (x * 1.0).T.mm(x)[0] * up[0]
 
 
-def by_set(weight):
-    return torch.empty(0).set_(weight.detach())
-
-
 ALIASES = {
     "itself": lambda weight: weight,
     "detach": lambda weight: weight.detach(),
     "data": lambda weight: weight.data,
     "data of detach": lambda weight: weight.detach().data,
-    "set_": by_set,
+    "set_": lambda weight: torch.empty(0).set_(weight.detach()),
 }
 
 
 def sharded(alias):
-
     mesh = init_device_mesh("cpu", (1,))
     model = nn.Sequential(Aliased(alias), Aliased(alias))
     for block in model:
@@ -83,7 +78,6 @@ class Local(nn.Module):
 
 
 def sharded_on_two_axes():
-
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "columns"))
     model = nn.Sequential(Local(), Local())
     for block in model:
@@ -172,7 +166,6 @@ class Alternating(nn.Module):
 @pytest.mark.parametrize("line", ["recompute", "recompute | disk_spill"])
 @pytest.mark.parametrize("outside", [nn.BatchNorm1d(WIDTH), nn.GELU(), nn.Tanh()], ids=["norm", "gelu", "tanh"])
 def test_what_is_made_of_weights_that_are_freed_by_then_is_not_made_again(outside, weight, line, same_bits):
-
     def train(wrapped):
         torch.manual_seed(0)
         model = Alternating(outside)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from memory_programs import UNVERSIONED, Moment, moments, result
+from memory_programs import UNVERSIONED, Moment, Writing, moments, result
 from torch import Tensor, nn
 
 from tensorstash.backends.torch.backend import TorchBackend
@@ -168,23 +168,6 @@ def test_what_nobody_asks_for_is_no_trouble_to_anything_later(change, as_without
         return [leaf.grad, loss, unused]
 
     as_without_hooks(program)
-
-
-class Writing(torch.autograd.Function):
-    """Its backward writes into what it has saved, as kernels that reuse memory do."""
-
-    @staticmethod
-    def forward(ctx, x, bumps):
-        ctx.save_for_backward(x)
-        ctx.bumps = bumps
-        return x * 1.0
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        out = grad * x
-        (x if ctx.bumps else x.data).mul_(2.0)
-        return out, None
 
 
 def written_in_backward(bumps, holds):

@@ -8,21 +8,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import order_faults as lacks
 import pytest
 import torch
 from delays import Dice
-from order_faults import (
-    BackendFault,
-    BufferFromThePoolOfTheCopyStream,
-    CopyOutBeforeTheSourceIsWritten,
-    HostMemoryReusedBeforeItsCopyEnded,
-    HostReadsBeforeTheCopyEnded,
-    ReloadIntoMemoryThatIsStillUsed,
-    SourceOfAnotherStreamReused,
-    SourceReusedBeforeItsCopyEnded,
-    TensorHandedOutBeforeItArrived,
-    with_copies,
-)
+from order_faults import BackendFault, with_copies
 
 import tensorstash as ts
 from tensorstash.backends.torch.backend import TorchBackend
@@ -70,14 +60,14 @@ def aside(dice: Dice, scope: Scope) -> bytes:
 
 
 FAULTS: list[tuple[type, Program, Callable[[], HookPolicy]]] = [
-    (CopyOutBeforeTheSourceIsWritten, deep, ts.CpuOffload),
-    (SourceReusedBeforeItsCopyEnded, deep, ts.CpuOffload),
-    (SourceOfAnotherStreamReused, aside, ts.CpuOffload),
-    (ReloadIntoMemoryThatIsStillUsed, deep, ts.CpuOffload),
-    (BufferFromThePoolOfTheCopyStream, deep, ts.CpuOffload),
-    (TensorHandedOutBeforeItArrived, deep, ts.CpuOffload),
-    (HostMemoryReusedBeforeItsCopyEnded, deep, ts.Compress),
-    (HostReadsBeforeTheCopyEnded, deep, ts.Compress),
+    (lacks.CopyOutBeforeTheSourceIsWritten, deep, ts.CpuOffload),
+    (lacks.SourceReusedBeforeItsCopyEnded, deep, ts.CpuOffload),
+    (lacks.SourceOfAnotherStreamReused, aside, ts.CpuOffload),
+    (lacks.ReloadIntoMemoryThatIsStillUsed, deep, ts.CpuOffload),
+    (lacks.BufferFromThePoolOfTheCopyStream, deep, ts.CpuOffload),
+    (lacks.TensorHandedOutBeforeItArrived, deep, ts.CpuOffload),
+    (lacks.HostMemoryReusedBeforeItsCopyEnded, deep, ts.Compress),
+    (lacks.HostReadsBeforeTheCopyEnded, deep, ts.Compress),
 ]
 
 

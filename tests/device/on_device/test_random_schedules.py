@@ -41,13 +41,9 @@ def test_gradients_are_those_without_hooks_and_no_byte_is_left(
         if isinstance(device, Simulated):
             device.delays(dice.choice([0.0, 0.0002, 0.001, 0.003]), seed)
             device.link(bandwidth=dice.choice([0.0, 1e7, 1e9]), latency=dice.choice([0.0, 0.0005]))
-        limits = ts.Limits(
-            in_flight=dice.choice(["auto", *NBYTES]),
-            ahead=dice.choice(["auto", *NBYTES]),
-            pinned=dice.choice([0, "1MiB", "1GiB"]),
-            writers=dice.choice([1, 2]),
-            readers=dice.choice([1, 2]),
-        )
+        nbytes = {name: dice.choice(["auto", *NBYTES]) for name in ("in_flight", "ahead")}
+        pinned = dice.choice([0, "1MiB", "1GiB"])
+        limits = ts.Limits(**nbytes, pinned=pinned, writers=dice.choice([1, 2]), readers=dice.choice([1, 2]))
         min_bytes = dice.choice([0, 300])
         stash = ts.stash(POLICIES[policy](tmp_path), framework="torch", min_bytes=min_bytes, limits=limits)
         with delays(dice):

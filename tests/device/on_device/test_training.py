@@ -76,15 +76,8 @@ def test_a_device_without_streams_trains_the_same_with_copies_that_wait(
 def test_a_large_head_adds_nothing_to_checkpoints_and_hardly_anything_to_save_on_cpu(
     layers: int, device: Simulated
 ) -> None:
-    config = LlamaConfig(
-        vocab_size=8000,
-        hidden_size=64,
-        intermediate_size=172,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        use_cache=False,
-        attn_implementation="eager",
-    )
+    sizes = {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": layers, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=8000, **sizes, use_cache=False, attn_implementation="eager")
     tokens = torch.randint(0, 8000, (1, 64)).to(KIND)
 
     def peak(scope: Callable[[], Any], checkpoints: bool, of: Callable[[list[int]], int] = max) -> int:
@@ -265,9 +258,8 @@ def test_a_link_that_sets_the_pace_is_said_once_with_the_cure(
 @pytest.mark.parametrize("name", ["language", "images"])
 def test_the_program_waits_for_nothing_but_the_comparison_behind_backward(name: str, device: Simulated) -> None:
     model, x = made(name)
-    stash = ts.stash(
-        "recompute | cpu_offload", framework="torch", min_bytes=256
-    )  # workers wait for masks that they pack
+    # Workers wait for masks that they pack.
+    stash = ts.stash("recompute | cpu_offload", framework="torch", min_bytes=256)
     for _ in range(3):
         before = device.waits()
         with stash:
