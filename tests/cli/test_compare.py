@@ -46,9 +46,7 @@ for step in range(9):
     [(TORCH, ["--", "--epochs", "3"], ["none", "disk_spill"]), (PADDLE, [], ["none"])],
     ids=["torch", "paddle"],
 )
-def test_a_script_is_compared_without_a_change(
-    program: str, words: list[str], equal: list[str], tmp_path: Path
-) -> None:
+def test_a_script_is_compared_without_change(program: str, words: list[str], equal: list[str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program)
     asked = [word for policy in (*equal, "quantize:bits=2") for word in ("--policy", policy)]
     command = [sys.executable, "-m", "tensorstash", "compare", "train.py", *asked, "--steps", "3", *words]

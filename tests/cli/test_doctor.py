@@ -60,9 +60,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch, *added: features.Feature) -> None:
     monkeypatch.setitem(features.FRAMEWORKS, "torch", more)  # type: ignore[arg-type]
 
 
-def test_a_framework_that_lacks_something_is_refused_with_the_versions_that_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_framework_that_lacks_something_is_refused_with_versions_that_work(monkeypatch: pytest.MonkeyPatch) -> None:
     lacking(monkeypatch, features.Feature("torch._C:_of_next_year", "hooks"))
     with pytest.raises(MissingDependencyError, match=r"lacks torch\._C\._of_next_year.*'torch>=2\.8'"):
         features.require("torch")

@@ -55,12 +55,8 @@ def put_kernels(device: str) -> None:
     found = kernels.kernel
 
     def kernel(codec: Codec, spec: TensorSpec, /) -> Kernel[Tensor] | None:
-        if (
-            spec.device.startswith(f"{device}:")
-            and isinstance(codec, Affine)
-            and codec.bits == 8
-            and spec.itemsize <= 4
-        ):
+        is_there = spec.device.startswith(f"{device}:")
+        if is_there and isinstance(codec, Affine) and codec.bits == 8 and spec.itemsize <= 4:
             return Rounded(codec, spec)
         return found(codec, spec)
 

@@ -1,6 +1,7 @@
 """Data loaders inside the block, whose workers compute with gradients: ``forked_loaders.py FRAMEWORK DIRECTORY``."""
 
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -13,14 +14,21 @@ from tensorstash.testing.layouts import floats
 LENGTH = 4
 
 
-def gradient(framework, seed):
-    """Return a gradient, computed in whatever scope the process is in: none, or that of its parent, which keeps all."""
-    lab = lab_of(framework)
+def graph(lab, stash, seed=0):
+    """Return a leaf and a loss, in the scope of a stash or in that of the process: none, or its parent's."""
     leaf = lab.tensor(floats(64, 64, seed=seed), requires_grad=True)
-    x = leaf * 1.0
-    for _ in range(4):
-        x = (x * x).tanh()
-    lab.backward(x.sum())
+    with stash or nullcontext():
+        x = leaf * 1.0
+        for _ in range(4):
+            x = (x * x).tanh()
+        loss = x.sum()
+        del x  # as what the program holds is not encoded
+    return leaf, loss
+
+
+def gradient(lab, stash, seed=0):
+    leaf, loss = graph(lab, stash, seed)
+    lab.backward(loss)
     return lab.gradient(leaf)
 
 
@@ -34,7 +42,7 @@ class Gradients:
         return LENGTH
 
     def __getitem__(self, seed):
-        return np.array(gradient(self.framework, seed))
+        return np.array(gradient(lab_of(self.framework), None, seed))
 
 
 def loaded(framework):
@@ -53,11 +61,12 @@ def loaded(framework):
 
 def main(framework, directory):
     """Compare with what the same program computes outside of the block, in this process."""
-    plain, lab = [gradient(framework, seed) for seed in range(LENGTH)], lab_of(framework)
+    lab = lab_of(framework)
+    plain = [gradient(lab, None, seed) for seed in range(LENGTH)]
     for policy in (StoreIn(Memory()), ts.DiskSpill(directory), ts.Quantize(8)):
         leaf = lab.tensor(floats(64, 64), requires_grad=True)
         with ts.stash(policy, framework=framework, min_bytes=0):
-            gradient(framework, 0)
+            gradient(lab, None)
             loss = leaf.tanh().tanh().sum()
             got = loaded(framework)
         assert all(map(np.array_equal, got, plain))

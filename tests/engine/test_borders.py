@@ -58,9 +58,7 @@ class Machine:
         (Machine(1), 2000, (BLOCKS, 0, 0)),  # all fits
     ],
 )
-def test_the_excess_is_sent_as_far_as_that_is_quicker_and_the_oldest_are_computed_again_beyond(
-    machine, budget, numbers
-):
+def test_the_excess_is_sent_as_far_as_that_is_quicker_and_the_oldest_are_computed_again(machine, budget, numbers):
     assert [machine.step(budget) for _ in range(6)][2:] == [numbers] * 4
     assert [name for name, region in machine.regions.items() if region.fate == "checkpointed"] == list(
         map(str, range(numbers[2]))

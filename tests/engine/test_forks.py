@@ -1,12 +1,12 @@
 """A forked child keeps what it saves in the block of its parent, and trains in blocks of its own alone."""
 
 import os
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked_loaders import gradient, graph
 
 import tensorstash as ts
 from tensorstash.errors import StashError
@@ -14,7 +14,6 @@ from tensorstash.host.pinned import PinnedMemory, registered_pages
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 from tensorstash.testing.labs import BACKENDS, lab_of
-from tensorstash.testing.layouts import floats
 from tests.processes import FORKS, forked, locks_held, output_of
 
 HERE = Path(__file__).parent
@@ -26,23 +25,6 @@ POLICIES = {
     "compressed disk": lambda directory: ts.Compress(min_ratio=1) | ts.DiskSpill(directory),
     "quantize": lambda directory: ts.Quantize(8),
 }
-
-
-def graph(lab, stash, seed=0):
-    leaf = lab.tensor(floats(64, 64, seed=seed), requires_grad=True)
-    with stash or nullcontext():
-        x = leaf * 1.0
-        for _ in range(4):
-            x = (x * x).tanh()
-        loss = x.sum()
-        del x  # as what the program holds is not encoded
-    return leaf, loss
-
-
-def gradient(lab, stash, seed=0):
-    leaf, loss = graph(lab, stash, seed)
-    lab.backward(loss)
-    return lab.gradient(leaf)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -1,6 +1,5 @@
 """Page-locked memory: used again by steps of any length, within its budget, given up, refused."""
 
-import gc
 import os
 from pathlib import Path
 
@@ -72,8 +71,7 @@ def test_arrays_do_not_overlap_and_keep_what_is_written() -> None:
     assert all((array == value % 251).all() for value, array in enumerate(arrays))
 
 
-def test_memory_comes_back_with_the_last_view_and_is_used_again() -> None:
-    gc.disable()
+def test_memory_comes_back_with_the_last_view_and_is_used_again(no_gc: None) -> None:
     registrar = Registrar()
     pinned = PinnedMemory(registrar.pages, 2**40)
     array = taken(pinned, MIB)
@@ -85,7 +83,6 @@ def test_memory_comes_back_with_the_last_view_and_is_used_again() -> None:
     again = {taken(pinned, MIB).ctypes.data for _ in range(5)}
     assert len(again) == 1
     assert registrar.calls == 2
-    gc.enable()
 
 
 def test_chunks_that_many_steps_did_not_need_are_given_up() -> None:

@@ -83,9 +83,7 @@ class TestRandomPrograms:
         self, lab, directory, program, conditions, drains
     ):
         lab = lab.on(lab.devices[-1])
-        is_captured = (
-            drains == "before" and conditions.policy in ("memory", "disk", "slow") and conditions.budget is None
-        )
+        captures = drains == "before" and conditions.policy in ("memory", "disk", "slow") and conditions.budget is None
 
         def attempts(stash):
             with stash or contextlib.nullcontext():
@@ -111,7 +109,7 @@ class TestRandomPrograms:
             for number, (found, is_refused) in enumerate(zip(attempts(stash), natively, strict=True), 1):
                 if found is None:
                     assert is_refused, "a program that trains without hooks was refused"
-                    assert not is_captured, "captured bytes were refused"
+                    assert not captures, "captured bytes were refused"
                 else:
                     assert np.array_equal(found, number * untouched, equal_nan=True)
                     assert drains == "before" or not is_refused, "a program that autograd refuses has trained"

@@ -91,9 +91,7 @@ class Case:
 
 def is_plain(value: object) -> bool:
     """Return whether something is a dense tensor that a layout can be given to."""
-    return (
-        isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested and not value.is_quantized
-    )
+    return isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_nested or value.is_quantized)
 
 
 def tensors(tree: Any) -> list[Tensor]:

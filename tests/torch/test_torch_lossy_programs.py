@@ -57,9 +57,7 @@ def error(program, policy, seed):
     ("program", "multiple", "seed"),
     [(adam_in_the_graph, 0.5, 0), (norm_of_mixed_features, 5, 0), (norm_of_mixed_features, 5, 1)],
 )
-def test_a_program_is_off_by_multiples_under_quantize_by_a_percent_under_cast_and_else_not_at_all(
-    program, multiple, seed
-):
+def test_a_program_is_off_by_multiples_under_quantize_by_a_percent_under_cast_and_else_not(program, multiple, seed):
     assert error(program, "quantize:bits=8", seed) > multiple
     assert 0 < error(program, "cast:dtype=bfloat16", seed) < 0.01
     assert [error(program, policy, seed) for policy in ("compress", "recompute | disk_spill")] == [0.0, 0.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from queue import SimpleQueue
 
 import pytest
@@ -42,11 +43,8 @@ def steps(model, index, scope=None, meet=lambda: None):
     for step in range(2):
         x = torch.randn(6, 8, generator=torch.Generator().manual_seed(10 * index + step))
         meet()
-        if scope is None:
+        with scope or nullcontext():
             loss = model(model(x * 1.0)).square().sum()
-        else:
-            with scope:
-                loss = model(model(x * 1.0)).square().sum()
         meet()
         found += torch.autograd.grad(loss, list(model.parameters()))
     return found
@@ -55,9 +53,7 @@ def steps(model, index, scope=None, meet=lambda: None):
 @pytest.mark.parametrize(
     ("policy", "limits"), [*zip(POLICIES, ["tiny", "default", "synchronous", "tiny"], strict=True)]
 )
-def test_forwards_on_two_threads_share_a_model_and_a_session_that_a_third_one_drains(
-    policy, limits, tmp_path, same_bits
-):
+def test_forwards_on_two_threads_share_a_model_and_a_session_that_a_third_drains(policy, limits, tmp_path, same_bits):
     torch.manual_seed(0)
     model = Model()
     plain = [steps(model, index) for index in range(2)]

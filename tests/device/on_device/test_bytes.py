@@ -136,9 +136,8 @@ def test_neither_parameters_nor_duplicates_cross(name: str, device: Simulated) -
 
 def test_quantized_payloads_cross_small(device: Simulated) -> None:
     step = Step("transformer", device)
-    plain, small = (
-        ts.stash(policy, framework="torch", min_bytes=0) for policy in ("cpu_offload", "quantize:bits=8 | cpu_offload")
-    )
+    policies = "cpu_offload", "quantize:bits=8 | cpu_offload"
+    plain, small = (ts.stash(policy, framework="torch", min_bytes=0) for policy in policies)
     for way in (TO_HOST, TO_DEVICE):
         assert 0 < step.crossed(lambda: small, way) < 0.7 * step.crossed(lambda: plain, way)
 
