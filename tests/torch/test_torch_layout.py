@@ -36,6 +36,10 @@ def assert_round_trip(backend, tensor):
     assert backend.version(tensor) == version
 
 
+def test_a_view_without_elements_may_begin_behind_its_memory(backend):
+    assert_round_trip(backend, torch.zeros(0, 0, dtype=torch.complex64).imag)
+
+
 @pytest.mark.parametrize("layout", [name for name, layout in LAYOUTS.items() if not layout.is_reversed])
 def test_conj_and_neg_flags_come_back(backend, layout):
     for dtype in ("complex32", "complex64", "complex128"):

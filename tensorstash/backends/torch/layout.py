@@ -52,7 +52,7 @@ def _live(tensor: Tensor, spec: TensorSpec) -> Array:
     order, itemsize = spec.order, spec.itemsize
     start, span = spec.offset - order.lead * itemsize, order.span * itemsize
     nbytes = tensor.untyped_storage().nbytes()
-    if start + span > nbytes:
+    if span and start + span > nbytes:
         raise RuntimeError(f"the elements are out of bounds for storage of size {nbytes}")
     memory: Any = _run(span).from_address(tensor.data_ptr() - order.lead * itemsize)
     memory.tensor = tensor  # which lives as long as the array
