@@ -20,8 +20,9 @@ from tensorstash.errors import SavedTensorModifiedError, StashError, modified
 _PLAIN = {bool, int, float, str, bytes, type(None), tuple, list, dict}
 _CONSTANTS = (bool, int, float, complex, str, bytes, slice, range, type(None))
 _DRAWERS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
-_STATE = (int, float, complex, dict, list, tuple, set, frozenset, deque, np.ndarray, np.generic, Iterator, *_DRAWERS)
-"""Types of attributes that are compared with all that is inside. Paddle notes the layout of data, a text, at a call."""
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque, np.ndarray, np.generic, Iterator)
+_STATE = (int, float, complex, str, bytes, *_CONTAINERS, *_DRAWERS)
+"""Types of attributes that are compared with all that is inside; of all others but tensors only the identity is."""
 
 _HOOKS = {"_forward_pre_hooks", "_forward_hooks", "_forward_post_hooks"}
 _BRINGERS = ("accelerate.", "contextlib", "paddle.", "torch.")
@@ -247,22 +248,21 @@ def _state(again: Again, arguments: Any) -> dict[str, tuple[Any, list[Any]]]:
     backend = again.region.backend
 
     def key_of(value: Any) -> tuple[bytes, list[Any]]:
-        kinds = (*_STATE, str, bytes)
-        return _written(value, lambda part: isinstance(part, kinds), lambda part: f"{id(part)} {_bits(part, backend)}")
+        return _written(value, lambda part: isinstance(part, _STATE), lambda part: f"{id(part)} {_bits(part, backend)}")
 
     try:
         drawn = random.getstate(), np.random.get_state()
         found: dict[str, Any] = {"draws numbers from Python's random or NumPy's": key_of(drawn)}
         found["writes its arguments in place"] = key_of(arguments)
-        for name, part in backend.named_modules(again.module):
+        parts = [*backend.named_modules(again.module)]
+        found["replaces its modules"] = [(name, id(part)) for name, part in parts], parts
+        for name, part in parts:
             reason = f"keeps a value of its own in {name}{'.' * bool(name)}"
             own = {key: value for key, value in vars(part).items() if key not in backend.repeats.notes}
             for key, value in own.items():
-                is_compared = isinstance(value, (*_STATE, str, bytes)) or _bits(value, backend)
+                is_compared = isinstance(value, _STATE) or _bits(value, backend)
                 found[reason + key] = key_of(value) if is_compared else (id(value), [value])
             found |= {reason + key: (id(buffer), [buffer]) for key, buffer in part._buffers.items()}
-        parts = [*backend.named_modules(again.module)]
-        found["replaces its modules"] = [(name, id(part)) for name, part in parts], parts
         large = again.held()[1]
         found["writes its large buffers in place"] = [backend.repeats.digest(buffer) for _, _, buffer in large], []
         return found
