@@ -121,6 +121,44 @@ def test_the_device_holds_what_it_holds_with_save_on_cpu_and_the_budgets(name: s
     assert step.peak(lambda: budgeted) <= theirs + 2 * BUDGET
 
 
+def held_by(blocks: int, policy: str, device: Simulated) -> tuple[list[float], list[bytes]]:
+    """Return what a step holds, in inputs of a block: at most in forward, at its end, at most; and gradients."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)) for _ in range(blocks)]
+    model, x = nn.Sequential(nn.Linear(64, 64), *layers).to(KIND), torch.randn(192, 64).to(KIND)
+    found: list[int] = []
+    with ts.wrap(model, policy, min_bytes=0) as handle:
+        for step in range(2):
+            device.link(bandwidth=1e7 if step else 0.0)  # sources go as budgets say, not since their copies have ended
+            torch.accelerator.synchronize(KIND)
+            floor = device.live()
+            device.reset_peak()
+            loss = model(x).sum()
+            found = [device.peak() - floor]
+            torch.accelerator.synchronize(KIND)
+            found.append(device.live() - floor)
+            loss.backward()
+            torch.accelerator.synchronize(KIND)
+            found.append(device.peak() - floor)
+    assert len(handle.stats().blocks["checkpointed"]) == blocks
+    bits = [parameter.grad.cpu().numpy().tobytes() for parameter in model.parameters() if parameter.grad is not None]
+    return [nbytes / x.nbytes for nbytes in found], bits
+
+
+def test_checkpoints_that_are_offloaded_leave_two_inputs_on_the_device_however_many_blocks(device: Simulated) -> None:
+    few, many = 4, 24
+    (kept_of_few, _), (kept, expected) = (held_by(blocks, "checkpoint", device) for blocks in (few, many))
+    assert [most - least for least, most in zip(kept_of_few, kept, strict=True)] == [many - few] * 3
+    assert kept[1] == many
+    left_of_few, left = (held_by(blocks, "checkpoint | cpu_offload", device) for blocks in (few, many))
+    growth = [(most - least) / (many - few) for least, most in zip(left_of_few[0], left[0], strict=True)]
+    assert max(growth) <= 0.05
+    own = 1, 0, 1  # the input of the block that is computed is there in any case
+    excess = [most - (inputs - many + one) for most, inputs, one in zip(left[0], kept, own, strict=True)]
+    assert max(excess) <= 2
+    assert left[1] == expected
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_neither_parameters_nor_duplicates_cross(name: str, device: Simulated) -> None:
     step = Step(name, device)
