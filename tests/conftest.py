@@ -48,9 +48,9 @@ pytest_runtest_makereport = pytest_make_collect_report
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Leave alone what the tests of a file have imported, or have taken out of what was left alone."""
+    """Leave alone what the tests of a file have imported, or have taken out of what was left alone: much at once."""
     yield
-    if nextitem is None or nextitem.path != item.path:
+    if nextitem is None or nextitem.path != item.path or len(gc.get_objects()) > 50_000:
         set_aside()
 
 

@@ -39,14 +39,14 @@ def library() -> Path:
     """Return the built device; build it if this source was never built for this PyTorch."""
     root = Path(torch.__file__).parent
     flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    key = hashlib.sha256(repr((SOURCE.read_bytes(), torch.__version__, str(root), sys.platform, flags)).encode())
+    key = hashlib.sha256(repr((SOURCE.read_bytes(), torch.__version__, sys.platform, flags)).encode())
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     built = caches / "tensorstash-tests" / f"device-{key.hexdigest()[:16]}.so"
     if not built.exists():
         built.parent.mkdir(parents=True, exist_ok=True)
         fresh = built.with_suffix(f".{os.getpid()}")
         folders = [f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}"]
-        links = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{root / 'lib'}"]
+        links = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]  # wherever they are: they are loaded first
         subprocess.run([compiler() or "c++", *flags, *folders, str(SOURCE), "-o", str(fresh), *links], check=True)
         fresh.replace(built)  # whole, whoever else builds it meanwhile
     return built

@@ -30,14 +30,14 @@ def plug_in(caches: Path) -> Path:
     """Return the folder of the built device; build it if this source was never built for this Paddle."""
     libraries = Path(paddle.base.__file__).parent
     source = HERE / "sim_device.cc"
-    key = hashlib.sha256(repr((source.read_bytes(), paddle.__version__, str(libraries))).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((source.read_bytes(), paddle.__version__)).encode()).hexdigest()[:16]
     folder = caches / f"paddle-device-{key}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(dir=folder.parent))
         flags = ["-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-I", paddle.sysconfig.get_include()]
         # What Paddle exports for kernels is found in the library that Python has loaded, which itself does not link.
-        links = [f"-L{libraries}", "-l:libpaddle.so", f"-Wl,-rpath,{libraries}", "-Wl,--unresolved-symbols=ignore-all"]
+        links = [f"-L{libraries}", "-l:libpaddle.so", "-Wl,--unresolved-symbols=ignore-all"]
         made = [COMPILER, *flags, str(source), "-o", str(fresh / "libsim.so"), *links]
         subprocess.run(made, check=True)
         with contextlib.suppress(OSError):  # somebody else was faster
