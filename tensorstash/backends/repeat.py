@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from itertools import starmap
+from math import prod
 from operator import setitem
 from typing import Any
 
@@ -64,6 +65,13 @@ def apart(value: Any, framework: Repeats) -> tuple[Callable[[Sequence[Any]], Any
 
 _COPIED_BYTES = 64 * 1024
 """Size up to which buffers are copied at each call: it may read those that it writes. Larger ones must not change."""
+
+_REPLACES = "replaces the buffer "
+Snapshot = dict[str, tuple[Any, list[Any]]]
+"""The state of a module, by the reasons to refuse one that changes it: texts, with what they name."""
+
+Saved = tuple[list[Hashable], list[Hashable]]
+"""Keys of what a call saves, and of what it returns and its weights."""
 
 Held = tuple[dict[str, Any], str, Any]
 """The dictionary of a module, a name in it, and the weight or buffer of that name."""
@@ -145,7 +153,7 @@ class Again:
             for space in (part._buffers, part._parameters):
                 for key, value in space.items():
                     if value is not None:
-                        kind = is_buffer(value) and 1 + (value.element_size() * int(value.numel()) <= _COPIED_BYTES)
+                        kind = is_buffer(value) and 1 + (value.element_size() * prod(value.shape) <= _COPIED_BYTES)
                         found[kind].append((space, key, value))
         return found
 
@@ -211,31 +219,39 @@ def _first_call(again: Again, tensors: list[Any], args: tuple[Any, ...], kwargs:
     again.begin()
     again.end()
     before, numbers = _state(again, (args, kwargs)), framework.numbers(tensors)
-    outputs, saved, nbytes, refusal = _run(again, partial(again.call, *args, **kwargs), keeps=True)
+    outputs, saved, nbytes, refusal = _run(again, partial(again.call, *args, **kwargs))
     if again.kinds() != kinds:  # it has made its weights
         return outputs
     after = _state(again, (args, kwargs))
-    changes = [name for name in {**after, **before} if before.get(name, [0])[0] != after.get(name, [0])[0]]
-    refusal = next(iter(changes), "writes its weights in place" if again.changed() else refusal)
+    refusal = next(_changes(before, after), "writes its weights in place" if again.changed() else refusal)
     again.end()
     if not refusal:
+        at_last = [after]
         try:
             with numbers():
-                saved_again = _run(again, partial(again, *tensors), keeps=False)[1]
-            refusal = "saves other values when it is called again" if saved != saved_again else ""
+                note = partial(_state, again, (args, kwargs))
+                saved_again = _run(again, partial(again, *tensors), saved, lambda: at_last.append(note()))[1]
+            # PyTorch ends later calls where the last tensor is saved: a block would not put back what it has changed.
+            unfinished = (name for name in _changes(after, at_last[-1]) if not name.startswith(_REPLACES))
+            again_other = "saves other values when it is called again, and may have drawn numbers once more for that"
+            refusal = next((f"{name} until it returns" for name in unfinished), again_other * (saved != saved_again))
+            if not refusal:
+                with numbers():  # a later call may draw fewer, as it finds what the first has kept
+                    repeated = framework.repeat(again, tensors)
+                if _returned(repeated, framework) == _returned(outputs, framework):
+                    outputs = repeated
+                else:
+                    refusal = "returns other values where no gradients are recorded"
         except Exception as error:
             refusal = f"raises {type(error).__name__} when it is called again"
-    if not refusal:
-        with numbers():  # a later call may draw fewer, as it finds what the first has kept
-            repeated = framework.repeat(again, tensors)
-        if _returned(repeated, framework) == _returned(outputs, framework):
-            outputs = repeated
-        else:
-            refusal = "returns other values where no gradients are recorded"
     if refusal:
         region.refused[kinds] = refusal
     region.judged(refusal, nbytes)
     return outputs
+
+
+def _changes(before: Snapshot, after: Snapshot) -> Iterator[str]:
+    return (name for name in {**after, **before} if before.get(name, [0])[0] != after.get(name, [0])[0])
 
 
 def _returned(outputs: Any, framework: Repeats) -> list[Any]:
@@ -243,8 +259,8 @@ def _returned(outputs: Any, framework: Repeats) -> list[Any]:
     return [bits for bits, _ in digests]  # without versions
 
 
-def _state(again: Again, arguments: Any) -> dict[str, tuple[Any, list[Any]]]:
-    """Return all that a call may change, by the reasons to refuse a module that does: texts, with what they name."""
+def _state(again: Again, arguments: Any) -> Snapshot:
+    """Return all that a call may change."""
     backend = again.region.backend
 
     def key_of(value: Any) -> tuple[bytes, list[Any]]:
@@ -257,12 +273,14 @@ def _state(again: Again, arguments: Any) -> dict[str, tuple[Any, list[Any]]]:
         parts = [*backend.named_modules(again.module)]
         found["replaces its modules"] = [(name, id(part)) for name, part in parts], parts
         for name, part in parts:
-            reason = f"keeps a value of its own in {name}{'.' * bool(name)}"
+            prefix = f"{name}{'.' * bool(name)}"
             own = {key: value for key, value in vars(part).items() if key not in backend.repeats.notes}
             for key, value in own.items():
                 is_compared = isinstance(value, _STATE) or _bits(value, backend)
-                found[reason + key] = key_of(value) if is_compared else (id(value), [value])
-            found |= {reason + key: (id(buffer), [buffer]) for key, buffer in part._buffers.items()}
+                found[f"keeps a value of its own in {prefix}{key}"] = (
+                    key_of(value) if is_compared else (id(value), [value])
+                )
+            found |= {f"{_REPLACES}{prefix}{key}": (id(buffer), [buffer]) for key, buffer in part._buffers.items()}
         large = again.held()[1]
         found["writes its large buffers in place"] = [backend.repeats.digest(buffer) for _, _, buffer in large], []
         return found
@@ -280,11 +298,15 @@ def _bits(part: Any, backend: Any) -> Hashable:
     return None if is_weight else backend.repeats.digest(part)
 
 
-def _run(again: Again, call: Callable[[], Any], *, keeps: bool) -> tuple[Any, list[Hashable], int, str]:
-    """Call a module; its graph is of use only where it keeps what it saves.
+def _run(
+    again: Again, call: Callable[[], Any], first: Saved | None = None, at_last: Callable[[], object] = bool
+) -> tuple[Any, Saved, int, str]:
+    """Call a module; for the second time where the keys of the ``first`` are given, which leaves no graph.
 
-    Returns the outputs; keys of the saved and returned tensors, and of the weights; the bytes saved beside weights and
-    buffers, where equal bits count once; the reason to refuse the module, if there is one.
+    ``at_last`` is called where the last tensor of the second call is saved.
+
+    Returns the outputs; the keys; the bytes saved beside weights and buffers, where equal bits count once; and the
+    reason to refuse the module, if there is one.
     """
     backend, framework = again.region.backend, again.region.backend.repeats
     keys: list[Any] = []
@@ -294,7 +316,7 @@ def _run(again: Again, call: Callable[[], Any], *, keeps: bool) -> tuple[Any, li
     def key_of(tensor: Any) -> tuple[str, int, Hashable]:
         bits, nbytes = None, 0
         try:
-            bits, nbytes = _bits(tensor, backend), tensor.element_size() * int(tensor.numel())
+            bits, nbytes = _bits(tensor, backend), tensor.element_size() * prod(tensor.shape)
             if bits and tensor.data_ptr() in {each.data_ptr() for held in again.held()[1:] for _, _, each in held}:
                 bits = None  # of buffers, whose bits may be others later
         except Exception as error:  # the tensor is of a rare kind
@@ -305,7 +327,9 @@ def _run(again: Again, call: Callable[[], Any], *, keeps: bool) -> tuple[Any, li
         if is_called_by(framework.source):
             refusals.append(ALREADY)
         keys.append(key_of(tensor))
-        if not keeps:
+        if first is not None:
+            if len(keys) == len(first[0]):
+                at_last()
             return None
         kept.append((backend.alias(tensor), backend.version(tensor)))
         return kept[-1]
@@ -330,6 +354,6 @@ def _run(again: Again, call: Callable[[], Any], *, keeps: bool) -> tuple[Any, li
     nbytes = sum(size for _, size, bits in {*keys} if bits)
     _, returned, opaque = apart(outputs, framework)
     refusals += [f"returns a {type(part).__qualname__}" for part in opaque] + ["returns no tensor"] * (not returned)
-    keys += map(key_of, returned)
-    keys += [id(weight) for _, _, weight in again.held()[0]]  # sharding may swap them in the first call
-    return outputs, keys, nbytes, next(iter(refusals), "")
+    others: list[Hashable] = [*map(key_of, returned)]
+    others += [id(weight) for _, _, weight in again.held()[0]]  # sharding may swap them in the first call
+    return outputs, (keys, others), nbytes, next(iter(refusals), "")

@@ -149,10 +149,23 @@ def takes_turns(block, y):
     return y * len(block.turn)
 
 
+def dives(block, x):
+    block.depth = getattr(block, "depth", 0) + 1
+    return x
+
+
+def surfaces(block, y):
+    y = (y * block.depth).exp() * 1e-3
+    block.depth -= 1
+    if not block.depth:
+        del block.depth
+    return y
+
+
 BOTH = [
+    ("keeps a value of its own in depth until it returns", dives, surfaces, operator.call),
     ("keeps a value of its own in turn", None, takes_turns, operator.call),
     ("keeps a value of its own in calls", None, counts, operator.call),
-    ("keeps a value of its own in total", None, sums, operator.call),
     ("computes gradients of its own", None, differentiates, operator.call),
     ("saves other values", warms_up, None, operator.call),
     ("writes its large buffers in place", reads_a_large_codebook, None, operator.call),
@@ -173,9 +186,10 @@ BOTH = [
 UNREPEATABLE = {
     "torch": [
         *BOTH,
+        ("keeps a value of its own in total", None, sums, operator.call),
         ("writes its arguments in place", writes_unnoticed, None, lambda block, x: block(x * 1)),
     ],
-    "paddle": BOTH,
+    "paddle": [*BOTH, ("replaces the buffer total", None, sums, operator.call)],
 }
 
 

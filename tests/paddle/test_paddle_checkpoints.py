@@ -1,5 +1,6 @@
 """Layers under ``checkpoint`` that only Paddle has: results as without, and no layer that cannot repeat."""
 
+import operator
 from functools import partial
 from types import SimpleNamespace
 
@@ -67,7 +68,30 @@ def normed(block):
     return nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1D(16), nn.ReLU())
 
 
+class Recurrent(nn.Layer):
+    """Has a buffer without memory."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.lstm = nn.LSTM(16, 16)
+
+    def forward(self, x):
+        return self.lstm(x[None])[0][0]
+
+
+def halved(y):
+    y.register_hook(lambda gradient: gradient * 0.5)
+    return y
+
+
+class Hooked(nn.Layer):
+    def forward(self, x):
+        return halved(x * 1)
+
+
 RETURNS = {
+    "hook of its caller": {"call": lambda block, x: halved(block(x))},
+    "recurrent": {"made": Recurrent},
     "unused generator": {"state": Generator},
     "dictionary": {"made": Shapes, "call": lambda block, x: block(x, mask=paddle.ones([1]))[1]["y"]},
     "argument": {"made": Shapes, "call": lambda block, x: block(x)[0] * 1},
@@ -92,7 +116,8 @@ def test_what_a_block_draws_and_returns_is_as_without(x, how, is_leaf):
 @pytest.mark.parametrize(
     ("made", "call", "why"),
     [
-        (Looks, lambda block, x: block(x), "returns other values where no gradients are recorded"),
+        (lambda block: nn.Sequential(block, Hooked()), operator.call, "raises RuntimeError when it is called again"),
+        (Looks, operator.call, "returns other values where no gradients are recorded"),
         (
             Shapes,
             lambda block, x: block(x, paddle.sparse.sparse_coo_tensor([[0]], [1.0], [2]))[1]["y"],

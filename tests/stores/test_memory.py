@@ -70,7 +70,7 @@ def test_what_the_other_store_raises_is_raised(payload):
 
 
 def test_a_store_whose_rest_cannot_be_opened_is_none(tmp_path):
-    with pytest.raises(StoreError, match="does not exist; pass one that you may write to"):
+    with pytest.raises(StoreError, match="does not exist or takes no files; pass one that you may write to"):
         Memory(budget=1, then=Disk(directory=str(tmp_path / "missing"))).open()
 
 

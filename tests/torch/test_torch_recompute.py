@@ -207,6 +207,20 @@ def test_tensors_without_a_recipe_are_counted_by_reason():
     assert not session.stats().refused
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_the_values_of_a_nested_tensor_have_no_recipe():
+    def gradients():
+        return torch.autograd.grad(
+            torch.nested.as_nested_tensor(rows, layout=torch.jagged).sin().values().square().sum(), rows
+        )
+
+    rows = [torch.randn(n, 4, requires_grad=True) for n in (3, 5)]
+    expected = gradients()
+    with stash() as session:
+        assert are_same(gradients(), expected)
+    assert session.stats().without_recipe
+
+
 def test_each_tensor_that_is_made_with_others_is_refused_for_itself():
     leaf, weight = torch.randn(4, 8, requires_grad=True), torch.randn(8, 8).bfloat16().requires_grad_()
     with stash() as session:

@@ -68,12 +68,14 @@ class PaddleRepeats(Repeats):
                 outputs[0].stop_gradient = False
             return tuple(outputs)
 
-        outputs = iter(_recompute(run, *start, *tensors))
+        # Paddle 3.3.1 does not call hooks that are registered on the outputs of a PyLayer.
+        outputs = (each.view_as(each) for each in _recompute(run, *start, *tensors))
         shape, places = made
         return shape([next(outputs) if place is None else tensors[place] for place in places])
 
     def is_buffer(self, value: Any) -> bool:
-        return not isinstance(value, EagerParamBase) or value.stop_gradient  # statistics are frozen parameters
+        # Statistics are frozen parameters; the dropout state of an LSTM has no memory.
+        return (not isinstance(value, EagerParamBase) or value.stop_gradient) and value._is_initialized()
 
     def digest(self, value: Any) -> Hashable:
         if isinstance(value, Generator):

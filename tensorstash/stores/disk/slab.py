@@ -22,7 +22,7 @@ _GROWTH = 64 * 2**20
 _SCRAP = 256 * 2**10
 _STALLS = 8
 _REFUSALS = {
-    errno.ENOENT: "does not exist",
+    errno.ENOENT: "does not exist or takes no files",
     errno.ENOTDIR: "is not a directory",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "may not be written to"),
 }
