@@ -211,7 +211,11 @@ MISTAKES: dict[type[Exception], list[tuple[str, Says, str]]] = {
         ("left on another thread", left_on_another_thread, "enter and leave on one thread"),
     ],
     StoreError: [
-        ("a directory that is not there", lambda: stash(ts.DiskSpill("/no/such")), r"does not exist; .*DiskSpill\("),
+        (
+            "a directory that is not there",
+            lambda: stash(ts.DiskSpill("/no/such")),
+            r"does not exist or takes no files; .*DiskSpill\(",
+        ),
         ("a file in place of a directory", lambda: stash(ts.DiskSpill(__file__)), r"not a directory; .*DiskSpill\("),
     ],
     StoreFullError: [("a budget that is too small", too_large_for_its_budget, "does not fit, .*; raise the budget")],
