@@ -26,6 +26,7 @@ _STATE = (int, float, complex, str, bytes, *_CONTAINERS, *_DRAWERS)
 """Types of attributes that are compared with all that is inside; of all others but tensors only the identity is."""
 
 _HOOKS = {"_forward_pre_hooks", "_forward_hooks", "_forward_post_hooks"}
+_FRAMEWORKS = ("builtins", "paddle.", "torch.")
 _BRINGERS = ("accelerate.", "contextlib", "paddle.", "torch.")
 """Python modules whose hooks bring weights, or do nothing. Those of others may count calls or collect outputs."""
 
@@ -66,7 +67,6 @@ def apart(value: Any, framework: Repeats) -> tuple[Callable[[Sequence[Any]], Any
 _COPIED_BYTES = 64 * 1024
 """Size up to which buffers are copied at each call: it may read those that it writes. Larger ones must not change."""
 
-_REPLACES = "replaces the buffer "
 Snapshot = dict[str, tuple[Any, list[Any]]]
 """The state of a module, by the reasons to refuse one that changes it: texts, with what they name."""
 
@@ -226,14 +226,14 @@ def _first_call(again: Again, tensors: list[Any], args: tuple[Any, ...], kwargs:
     refusal = next(_changes(before, after), "writes its weights in place" if again.changed() else refusal)
     again.end()
     if not refusal:
-        at_last = [after]
+        during = partial(_state, again, (args, kwargs), is_over=False)
+        at_last: list[Snapshot] = []
         try:
             with numbers():
-                note = partial(_state, again, (args, kwargs))
-                saved_again = _run(again, partial(again, *tensors), saved, lambda: at_last.append(note()))[1]
-            # PyTorch ends later calls where the last tensor is saved: a block would not put back what it has changed.
-            unfinished = (name for name in _changes(after, at_last[-1]) if not name.startswith(_REPLACES))
+                saved_again = _run(again, partial(again, *tensors), saved, lambda: at_last.append(during()))[1]
             again_other = "saves other values when it is called again, and may have drawn numbers once more for that"
+            # PyTorch ends later calls where the last tensor is saved: a block would not put back what it has changed.
+            unfinished = _changes(at_last[-1], during()) if at_last else iter(())
             refusal = next((f"{name} until it returns" for name in unfinished), again_other * (saved != saved_again))
             if not refusal:
                 with numbers():  # a later call may draw fewer, as it finds what the first has kept
@@ -259,8 +259,8 @@ def _returned(outputs: Any, framework: Repeats) -> list[Any]:
     return [bits for bits, _ in digests]  # without versions
 
 
-def _state(again: Again, arguments: Any) -> Snapshot:
-    """Return all that a call may change."""
+def _state(again: Again, arguments: Any, *, is_over: bool = True) -> Snapshot:
+    """Return all that a call may change; in a repeated one without buffers and modules of frameworks themselves."""
     backend = again.region.backend
 
     def key_of(value: Any) -> tuple[bytes, list[Any]]:
@@ -273,14 +273,14 @@ def _state(again: Again, arguments: Any) -> Snapshot:
         parts = [*backend.named_modules(again.module)]
         found["replaces its modules"] = [(name, id(part)) for name, part in parts], parts
         for name, part in parts:
-            prefix = f"{name}{'.' * bool(name)}"
+            if not is_over and all(kind.__module__.startswith(_FRAMEWORKS) for kind in type(part).__mro__):
+                continue
+            reason = f"keeps a value of its own in {name}{'.' * bool(name)}"
             own = {key: value for key, value in vars(part).items() if key not in backend.repeats.notes}
             for key, value in own.items():
                 is_compared = isinstance(value, _STATE) or _bits(value, backend)
-                found[f"keeps a value of its own in {prefix}{key}"] = (
-                    key_of(value) if is_compared else (id(value), [value])
-                )
-            found |= {f"{_REPLACES}{prefix}{key}": (id(buffer), [buffer]) for key, buffer in part._buffers.items()}
+                found[reason + key] = key_of(value) if is_compared else (id(value), [value])
+            found |= {reason + key: (id(buffer), [buffer]) for key, buffer in part._buffers.items() if is_over}
         large = again.held()[1]
         found["writes its large buffers in place"] = [backend.repeats.digest(buffer) for _, _, buffer in large], []
         return found

@@ -166,6 +166,7 @@ BOTH = [
     ("keeps a value of its own in depth until it returns", dives, surfaces, operator.call),
     ("keeps a value of its own in turn", None, takes_turns, operator.call),
     ("keeps a value of its own in calls", None, counts, operator.call),
+    ("keeps a value of its own in total", None, sums, operator.call),
     ("computes gradients of its own", None, differentiates, operator.call),
     ("saves other values", warms_up, None, operator.call),
     ("writes its large buffers in place", reads_a_large_codebook, None, operator.call),
@@ -186,10 +187,9 @@ BOTH = [
 UNREPEATABLE = {
     "torch": [
         *BOTH,
-        ("keeps a value of its own in total", None, sums, operator.call),
         ("writes its arguments in place", writes_unnoticed, None, lambda block, x: block(x * 1)),
     ],
-    "paddle": [*BOTH, ("replaces the buffer total", None, sums, operator.call)],
+    "paddle": BOTH,
 }
 
 
