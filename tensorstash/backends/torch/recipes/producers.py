@@ -252,7 +252,8 @@ def _settings() -> tuple[int, bool]:
 
 def _set(settings: Any) -> None:
     threads, mkldnn = settings
-    torch.set_num_threads(threads)
+    if threads != torch.get_num_threads():  # even the same number changes the last bits of later products of MKL
+        torch.set_num_threads(threads)
     torch._C._set_mkldnn_enabled(mkldnn)
 
 
