@@ -1,4 +1,4 @@
-"""Trains compiled blocks, each policy in a copy of this process: ``memory_worker.py BACKEND POLICY ...``."""
+"""Trains compiled blocks, and prints the peak and what was stashed: ``memory_worker.py BACKEND POLICY``."""
 
 import ctypes
 import json
@@ -14,8 +14,8 @@ from tensorstash.host.pages import peak_bytes
 STEPS = 2
 
 
-def main(number: int, backend: str, policies: list[str]) -> None:
-    """Train, and print a line of JSON: the peak of the process, and what a step stashes."""
+def main(backend: str, policy: str) -> None:
+    """Train, and print a line of JSON."""
     # Freed blocks of more than this go back to the system at once, so that what is resident is what is in use.
     ctypes.CDLL(None).mallopt(-3, 2**16)  # M_MMAP_THRESHOLD
     ctypes.CDLL(None).malloc_trim(0)
@@ -24,8 +24,8 @@ def main(number: int, backend: str, policies: list[str]) -> None:
     model = nn.Sequential(*blocks)
     for block in model:
         block.compile(backend=backend)
-    handle = ts.wrap(model, policies[number])
-    x: Any = torch.randn(2048, 512)
+    handle = ts.wrap(model, policy)
+    x: Any = torch.randn(4096, 512)
     for _ in range(STEPS):
         model(x).square().mean().backward()
     stats = handle.stats()
@@ -33,5 +33,4 @@ def main(number: int, backend: str, policies: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    torch.compile(nn.Linear(1, 1), backend="aot_eager")(torch.ones(1)).backward()  # imports the compiler
-    torch.multiprocessing.start_processes(main, (sys.argv[1], sys.argv[2:]), len(sys.argv[2:]), start_method="fork")
+    main(*sys.argv[1:])

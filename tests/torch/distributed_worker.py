@@ -1,6 +1,6 @@
-"""The ranks of a run, copies of one process; each prints one JSON line for each way to parallelize.
+"""One rank of a two-process run; prints one JSON line for each way to parallelize.
 
-Started by the tests as ``python distributed_worker.py WORLD_SIZE STORE_FILE``.
+Started by the tests as ``python distributed_worker.py RANK WORLD_SIZE STORE_FILE``.
 """
 
 import json
@@ -143,5 +143,4 @@ def main(rank: int, world_size: int, store_file: str) -> None:
 
 
 if __name__ == "__main__":
-    world_size, store_file = int(sys.argv[1]), sys.argv[2]
-    torch.multiprocessing.start_processes(main, (world_size, store_file), world_size, start_method="fork")
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
