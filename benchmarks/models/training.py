@@ -35,7 +35,7 @@ class Training:
         """Let gradients, optimizer and libraries be in memory, by a step of a few numbers."""
         few = batch(replace(self._model, batch=2, context=8), 0)
         self._of.F.cross_entropy(*self._logits(*few)).backward()
-        self.update(0.0)  # MKL may round the first square roots of a process otherwise than all later ones
+        self.update(0.0)  # the first calls of MKL in a process may have other bits than all later ones
 
     def forward(self, step: int) -> Any:
         """Return the loss of a step, with its graph."""

@@ -26,8 +26,8 @@ _STATE = (int, float, complex, str, bytes, *_CONTAINERS, *_DRAWERS)
 """Types of attributes that are compared with all that is inside; of all others but tensors only the identity is."""
 
 _HOOKS = {"_forward_pre_hooks", "_forward_hooks", "_forward_post_hooks"}
-_FRAMEWORKS = ("builtins", "paddle.", "torch.")
-_BRINGERS = ("accelerate.", "contextlib", "paddle.", "torch.")
+_FRAMEWORKS = ("paddle.", "torch.")
+_BRINGERS = ("accelerate.", "contextlib", *_FRAMEWORKS)
 """Python modules whose hooks bring weights, or do nothing. Those of others may count calls or collect outputs."""
 
 
@@ -231,7 +231,7 @@ def _first_call(again: Again, tensors: list[Any], args: tuple[Any, ...], kwargs:
         try:
             with numbers():
                 saved_again = _run(again, partial(again, *tensors), saved, lambda: at_last.append(during()))[1]
-            again_other = "saves other values when it is called again, and may have drawn numbers once more for that"
+            again_other = "saves other values when it is called again, so that state outside of it may have advanced"
             # PyTorch ends later calls where the last tensor is saved: a block would not put back what it has changed.
             unfinished = _changes(at_last[-1], during()) if at_last else iter(())
             refusal = next((f"{name} until it returns" for name in unfinished), again_other * (saved != saved_again))
@@ -273,7 +273,7 @@ def _state(again: Again, arguments: Any, *, is_over: bool = True) -> Snapshot:
         parts = [*backend.named_modules(again.module)]
         found["replaces its modules"] = [(name, id(part)) for name, part in parts], parts
         for name, part in parts:
-            if not is_over and all(kind.__module__.startswith(_FRAMEWORKS) for kind in type(part).__mro__):
+            if not is_over and all(kind.__module__.startswith(_FRAMEWORKS) for kind in type(part).__mro__[:-1]):
                 continue
             reason = f"keeps a value of its own in {name}{'.' * bool(name)}"
             own = {key: value for key, value in vars(part).items() if key not in backend.repeats.notes}

@@ -276,13 +276,9 @@ def _hidden() -> Iterator[None]:
 def _is_whole(tensor: Tensor, spec: TensorSpec, base: Tensor | None) -> bool:
     """Whether a tensor, or the base of a view, is all of its memory, and the tensor is read as it lies there."""
     made = tensor if base is None else base
-    if (
-        made.is_nested
-        or made.storage_offset()
-        or spec.conj
-        or spec.neg
-        or not (base is None or _is_plain(tensor, base))
-    ):
+    if made.is_nested or made.storage_offset() or spec.conj or spec.neg:
+        return False
+    if base is not None and not _is_plain(tensor, base):
         return False
     span = memory_order(made.shape, made.stride()).span
     return bool(span * made.itemsize == made.nbytes == tensor.untyped_storage().nbytes())
