@@ -1,11 +1,11 @@
 """How far one saved tensor goes through the package, on PyTorch: the rooms that it enters, and the calls of Python.
 
-Run as ``python -m tests.walk [--policy LINE ...] [--rooms] [--device sim]``. A *room* is a module of the package with
-at least one call for every other saved tensor. On the CPU the model has layers, whose weights are saved, too, and the
-difference between a long and a short one leaves out the costs of a whole step; on a device all it saves is stashed, and
-all calls of the step count. *Pack to slot* is the forward pass, and on the CPU lasts until nothing is under way; *back*
-is the backward pass. Calls are those of functions of the package in the fifth training step: on all threads, and
-without the threads of the package.
+Run as ``python -m tests.walk [--policy LINE ...] [--modules] [--device sim]``. A *room* is a folder of the package, as
+``docs/ARCHITECTURE.md`` lists them; it counts, as does a module, with at least one call for every other saved tensor. On
+the CPU the model has layers, whose weights are saved, too, and the difference between a long and a short one leaves out
+the costs of a whole step; on a device all it saves is stashed, and all calls of the step count. *Out* is the forward
+pass, and on the CPU lasts until nothing is under way; *back* is the backward pass. Calls are those of functions of the
+package in the fifth training step: on all threads, and without the threads of the package.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def per_tensor(policy: ts.HookPolicy, budget: str | None, device: str) -> tuple[
     few, *before = trips(policy, budget, SHORT, device) if device == "cpu" else (0, Counter(), Counter())
     many, *after = trips(policy, budget, LONG, device)
     out, back = (
-        {room: (calls[room] - fewer[room]) / (many - few) for room in calls}
+        {path: (calls[path] - fewer[path]) / (many - few) for path in calls}
         for fewer, calls in zip(before, after, strict=True)
     )
     return out, back
@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policy", action="append", help="one line, as in tensorstash.parse")
     parser.add_argument("--device", default="cpu", help="of any accelerator of PyTorch, or cpu")
-    parser.add_argument("--rooms", action="store_true", help="print each room with its calls, too")
+    parser.add_argument("--modules", action="store_true", help="print each module with its calls, too")
     options = parser.parse_args()
     if options.device != "cpu":
         accelerator_named(options.device)
@@ -118,17 +118,19 @@ def main() -> None:
     if not options.policy and options.device == "cpu":
         policies[f"disk_spill, budget of {BUDGET}"] = ts.DiskSpill(), BUDGET
     torch.set_num_threads(1)
-    print("| policy | rooms, pack to slot | rooms, back | calls, pack to slot | calls, back | calls, no other thread |")
-    print("|---|---|---|---|---|---|")
+    print("| policy | rooms out | rooms back | modules out | modules back | calls out | calls back | calls, this thread |")
+    print("|---|---|---|---|---|---|---|---|")
     for line, (policy, budget) in policies.items():
         trips_of_one = per_tensor(policy, budget, options.device)
         others = sum(trip.pop(OTHER_THREADS, 0) for trip in trips_of_one)
         calls = [sum(trip.values()) for trip in trips_of_one]
-        out, back = ({room: calls for room, calls in trip.items() if calls >= 0.5} for trip in trips_of_one)
-        print(f"| `{line}` | {len(out)} | {len(back)} | {calls[0]:.1f} | {calls[1]:.1f} | {sum(calls) - others:.1f} |")
-        if options.rooms:
-            for name, trip in (("to the slot", out), ("back", back)):
-                print(f"    {name}:", ", ".join(f"{room} {calls:.1f}" for room, calls in sorted(trip.items())))
+        modules = [{path: calls for path, calls in trip.items() if calls >= 0.5} for trip in trips_of_one]
+        rooms = [{Path(path).parts[0] for path in trip} for trip in modules]
+        cells = [*map(len, rooms), *map(len, modules), *(f"{each:.1f}" for each in (*calls, sum(calls) - others))]
+        print(f"| `{line}` |", " | ".join(map(str, cells)), "|")
+        if options.modules:
+            for name, trip in zip(("out", "back"), modules, strict=True):
+                print(f"    {name}:", ", ".join(f"{path} {calls:.1f}" for path, calls in sorted(trip.items())))
 
 
 if __name__ == "__main__":
