@@ -9,6 +9,9 @@ import pytest
 
 import tensorstash as ts
 
+CHECKPOINTED = "checkpointed"
+BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
+
 
 class Blocks:
     """Models of blocks that do something beside what they return, and their training.

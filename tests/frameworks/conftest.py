@@ -12,6 +12,7 @@ import torch
 
 from tensorstash.testing.lab import Lab
 from tensorstash.testing.labs import lab_of
+from tests.frameworks.blocks import Blocks
 from tests.paddle.conftest import paddle_is_left_as_it_was
 
 __all__ = ["paddle_is_left_as_it_was"]  # a fixture of this folder
@@ -72,3 +73,15 @@ def lab(framework: Framework) -> Lab:
 def backend(framework: Framework) -> Any:
     """The adapter of each framework."""
     return framework.backend
+
+
+@pytest.fixture
+def blocks(framework: Framework) -> Blocks:
+    """Models of blocks, of each framework."""
+    return Blocks(framework)
+
+
+@pytest.fixture
+def x(framework: Framework) -> Any:
+    """Rows of sixteen numbers, of each framework."""
+    return framework.batch()
