@@ -7,7 +7,7 @@ Chain(steps=(Cast(dtype='bfloat16'), Compress(level=1, min_ratio=1.25)))
 
 from tensorstash.api import Stash, Wrapped, stash, unwrap, wrap, wrapped
 from tensorstash.config import from_dict, parse, policy_argument, to_dict
-from tensorstash.config.settings import Settings, load_settings
+from tensorstash.config.files import Settings, load_settings
 from tensorstash.drop_ins import save_on_cpu, saved_tensors_hooks, suspended
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import TensorStashError, TensorStashWarning

@@ -40,7 +40,7 @@ RANKS = {
 
 DEPENDENCIES = {"numpy", "xxhash", "zstandard"}
 UNDER_ITS_NAME = ("torch", "paddle", "triton", "lightning", "transformers", "paddleformers")
-OPTIONAL = {"config/settings.py": {"yaml"}, "testing": {"pytest"}}
+OPTIONAL = {"config/files.py": {"yaml"}, "testing": {"pytest"}}
 
 
 @cache

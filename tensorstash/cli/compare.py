@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from tensorstash.cli.program import BUDGET_VARIABLE, RECORD_VARIABLE, Record, arguments_of, refuse_missing
-from tensorstash.config.settings import POLICY_VARIABLE
+from tensorstash.config.files import POLICY_VARIABLE
 from tensorstash.errors import TensorStashError
 from tensorstash.host.allocator import advised_environment
 

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from tensorstash.api import Stash, stash
-from tensorstash.config.settings import POLICY_VARIABLE, settings_of
+from tensorstash.config.files import POLICY_VARIABLE, settings_of
 from tensorstash.host.pages import peak_bytes
 from tensorstash.policies.route import AUTO
 from tensorstash.sizes import budget_of, format_bytes

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from tensorstash.cli.program import BUDGET_VARIABLE, STATS_VARIABLE, arguments_of, refuse_missing
-from tensorstash.config.settings import POLICY_VARIABLE
+from tensorstash.config.files import POLICY_VARIABLE
 from tensorstash.host.allocator import advised_environment
 
 _OURS = {"--policy": POLICY_VARIABLE, "--budget": BUDGET_VARIABLE, "--stats": STATS_VARIABLE}

@@ -1,4 +1,4 @@
-"""The rule of a budget: the excess over the bytes of the last equal step leaves, the cheapest tier first."""
+"""The rule of a budget: of the last equal step, the bytes beyond the limit leave, the cheapest tier first."""
 
 import threading
 from collections import OrderedDict, defaultdict

@@ -101,7 +101,7 @@ def test_reading_a_configuration_imports_no_framework_and_opens_nothing(tmp_path
     path.write_text(json.dumps({"policy": to_dict(EVERYTHING)}).replace("/a", str(tmp_path / "not" / "there")))
     program = f"""
 import sys, threading
-from tensorstash.config.settings import load_settings
+from tensorstash.config.files import load_settings
 from tensorstash.registry import names
 for group in ("policies", "codecs", "stores", "selectors"):
     names(group)

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel, ValidationError
 
 import tensorstash as ts
-from tensorstash.config.settings import settings_of
+from tensorstash.config.files import settings_of
 from tensorstash.errors import ConfigError, MissingDependencyError, TensorStashWarning
 from tensorstash.sizes import parse_budget
 
