@@ -45,7 +45,8 @@ for step in range(9):
 def test_a_script_is_compared_without_change(program: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program)
     asked = ["--policy", "none", "--policy", "quantize:bits=2 | disk_spill"]
-    command = [sys.executable, "-m", "tensorstash", "compare", "train.py", *asked, "--steps", "3", "--", "--epochs", "3"]
+    words = ["compare", "train.py", *asked, "--steps", "3", "--", "--epochs", "3"]
+    command = [sys.executable, "-m", "tensorstash", *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=880)
     assert done.returncode == 0, done.stderr
