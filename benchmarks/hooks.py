@@ -22,7 +22,6 @@ from typing import Any
 import tensorstash as ts
 from benchmarks.harness.report import Report, columns
 from benchmarks.harness.runner import alone, interleave
-from benchmarks.harness.torch_accelerator import accelerator_named
 from tensorstash.stores import Memory
 from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import floats
@@ -79,7 +78,7 @@ def scopes(framework: str, device: str) -> Mapping[str, Mapping[str, Scope]]:
 def costs(framework: str, device: str, nbytes: int, saves: int, rounds: int) -> Generator[list[Any] | None, None, None]:
     """Yield the rows of a framework."""
     if device != "cpu":
-        accelerator_named(device)
+        import_module("benchmarks.harness.torch_accelerator").accelerator_named(device)
     measured = scopes(framework, device)
     gc.freeze()  # imported modules, which each pass would look through
     yield None

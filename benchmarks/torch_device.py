@@ -11,6 +11,7 @@ median of those between steps of one turn, ± its standard error.
 """
 
 import argparse
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -236,6 +237,7 @@ def main(options: argparse.Namespace, report: Report) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)  # its gradients are never the same twice
     torch.utils.deterministic.fill_uninitialized_memory = False  # which no training does
     accelerator = accelerator_named(options.device)
+    gc.freeze()  # imported modules, which clear() would look through
     deadline = perf_counter() + options.budget
     report.begin(COLUMNS, "", accelerator.name, f"{torch.get_num_threads()} compute threads")
     report.measured["found"] = {}

@@ -64,11 +64,12 @@ def cells(notebook: Path) -> list[dict[str, object]]:
 
 
 def groups() -> dict[str, list[tuple[str, str, str, list[str]]]]:
-    """Return the programs that one process runs: those of a framework, or those of a document that import none."""
+    """Return the programs that one process runs: those of a framework, or those that import none."""
     found: dict[str, list[tuple[str, str, str, list[str]]]] = {}
     for program in programs():
-        framework = re.search(r"^ *import (torch|paddle)\b", program[1], re.MULTILINE)
-        found.setdefault(framework[1] if framework else program[0].partition(":")[0], []).append(program)
+        framework = re.search(r"^ *(?:import|from) (torch|transformers|paddle)\b", program[1], re.MULTILINE)
+        named = framework[1].replace("transformers", "torch") if framework else "no framework"
+        found.setdefault(named, []).append(program)
     return found
 
 

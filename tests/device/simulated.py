@@ -25,9 +25,10 @@ from tests.device.kernels import put_kernels
 NAME = "sim"
 DEVICES = 2
 SOURCE = Path(__file__).with_name("device.cpp")
+PARTS = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
 TO_HOST, TO_DEVICE, COMPUTED, WAITED = range(4)
 
-FLAGS = ("-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-DAT_PER_OPERATOR_HEADERS")
+FLAGS = ("-std=c++20", "-O0", "-w", "-shared", "-fPIC", "-DAT_PER_OPERATOR_HEADERS")
 
 
 def compiler() -> str | None:
@@ -36,10 +37,10 @@ def compiler() -> str | None:
 
 
 def library() -> Path:
-    """Return the built device; build it if this source was never built for this PyTorch."""
+    """Return the built device; build it if its parts were never built for this PyTorch."""
     root = Path(torch.__file__).parent
     flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    key = hashlib.sha256(repr((SOURCE.read_bytes(), torch.__version__, sys.platform, flags)).encode())
+    key = hashlib.sha256(repr((*map(Path.read_bytes, PARTS), torch.__version__, sys.platform, flags)).encode())
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     built = caches / "tensorstash-tests" / f"device-{key.hexdigest()[:16]}.so"
     if not built.exists():

@@ -18,6 +18,9 @@ from tests.processes import forked
 from tests.samples import IS_LONG
 
 KIB = 2**10
+LIMITS = ts.Limits(), ts.Limits(in_flight="20KiB", ahead="20KiB")
+CASES = [("quantize", LIMITS[0]), ("cast", LIMITS[0])]  # which copy nothing
+CASES += [(policy, limits) for policy in ("cpu_offload", "recompute | cpu_offload") for limits in LIMITS]
 
 
 class Mean(nn.Module):
@@ -52,8 +55,7 @@ def test_a_child_drops_what_its_parent_has_under_way_and_never_touches_the_devic
     assert [part.cpu().numpy().tobytes() for part in found] == expected
 
 
-@pytest.mark.parametrize("limits", [ts.Limits(), ts.Limits(in_flight="20KiB", ahead="20KiB")], ids=["auto", "tight"])
-@pytest.mark.parametrize("policy", ["cpu_offload", "quantize", "cast", "recompute | cpu_offload"])
+@pytest.mark.parametrize(("policy", "limits"), CASES)
 def test_a_device_that_is_full_raises_the_frameworks_own_error_and_the_next_step_works(
     device: Simulated, policy: str, limits: ts.Limits
 ) -> None:
