@@ -14,8 +14,8 @@ from tensorstash.abilities import Backend, Region, SupportsCheckpoints
 from tensorstash.backends import backend_chosen, backend_of
 from tensorstash.backends.forward import replace_method, scoped_methods
 from tensorstash.config import walk
-from tensorstash.config.reading import policy_of
 from tensorstash.config.files import judge_variable
+from tensorstash.config.reading import policy_of
 from tensorstash.engine.session import Session
 from tensorstash.engine.stats import Stats
 from tensorstash.errors import BackendError, ConfigError, say

@@ -1,10 +1,10 @@
 """How far one saved tensor goes through the package, on PyTorch: the rooms that it enters, and the calls of Python.
 
 Run as ``python -m tests.walk [--policy LINE ...] [--modules] [--device sim]``. A *room* is a folder of the package, as
-``docs/ARCHITECTURE.md`` lists them; it counts, as does a module, with at least one call for every other saved tensor. On
-the CPU the model has layers, whose weights are saved, too, and the difference between a long and a short one leaves out
-the costs of a whole step; on a device all it saves is stashed, and all calls of the step count. *Out* is the forward
-pass, and on the CPU lasts until nothing is under way; *back* is the backward pass. Calls are those of functions of the
+``docs/ARCHITECTURE.md`` lists them; rooms and modules count with at least one call for every other saved tensor. On the
+CPU the model has layers, whose weights are saved, too, and the difference between a long and a short one leaves out the
+costs of a whole step; on a device all it saves is stashed, and all calls of the step count. *Out* is the forward pass,
+and on the CPU lasts until nothing is under way; *back* is the backward pass. Calls are those of functions of the
 package in the fifth training step: on all threads, and without the threads of the package.
 """
 
@@ -118,7 +118,7 @@ def main() -> None:
     if not options.policy and options.device == "cpu":
         policies[f"disk_spill, budget of {BUDGET}"] = ts.DiskSpill(), BUDGET
     torch.set_num_threads(1)
-    print("| policy | rooms out | rooms back | modules out | modules back | calls out | calls back | calls, this thread |")
+    print("| policy | rooms out | rooms back | modules out | modules back | calls out | calls back | on this thread |")
     print("|---|---|---|---|---|---|---|---|")
     for line, (policy, budget) in policies.items():
         trips_of_one = per_tensor(policy, budget, options.device)
