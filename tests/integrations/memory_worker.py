@@ -20,12 +20,12 @@ def main(backend: str, policy: str) -> None:
     ctypes.CDLL(None).mallopt(-3, 2**16)  # M_MMAP_THRESHOLD
     ctypes.CDLL(None).malloc_trim(0)
     torch.manual_seed(0)
-    blocks = [nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)) for _ in range(6)]
+    blocks = [nn.Sequential(nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 128)) for _ in range(6)]
     model = nn.Sequential(*blocks)
     for block in model:
         block.compile(backend=backend)
     handle = ts.wrap(model, policy)
-    x: Any = torch.randn(4096, 512)
+    x: Any = torch.randn(16384, 128)
     for _ in range(STEPS):
         model(x).square().mean().backward()
     stats = handle.stats()

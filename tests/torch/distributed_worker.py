@@ -1,6 +1,6 @@
-"""One rank of a two-process run; prints one JSON line for each way to parallelize.
+"""A run of two processes, which import everything together; each writes a JSON line for each way to parallelize.
 
-Started by the tests as ``python distributed_worker.py RANK WORLD_SIZE STORE_FILE``.
+Started by the tests as ``python distributed_worker.py DIRECTORY``; a rank writes into the file of its number there.
 """
 
 import json
@@ -8,10 +8,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # as the first optimizer would in each
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
@@ -132,15 +135,14 @@ def report(kind: str) -> dict[str, object]:
     }
 
 
-def main(rank: int, world_size: int, store_file: str) -> None:
+def main(rank: int, directory: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store_file, world_size), rank=rank, world_size=world_size)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", 2), rank=rank, world_size=2)
     try:
-        for kind in KINDS:
-            print(json.dumps(report(kind)), flush=True)
+        Path(directory, str(rank)).write_text("\n".join(json.dumps(report(kind)) for kind in KINDS))
     finally:
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    mp.start_processes(main, sys.argv[1:], nprocs=2, start_method="fork")
