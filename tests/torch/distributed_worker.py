@@ -1,20 +1,20 @@
-"""A run of two processes, which import everything together; each writes a JSON line for each way to parallelize.
+"""A run of two processes, which import all together; prints, as JSON, what each reports of each way to parallelize.
 
-Started by the tests as ``python distributed_worker.py DIRECTORY``; a rank writes into the file of its number there.
+Started by the tests as ``python distributed_worker.py STORE_FILE``.
 """
 
 import json
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
+from multiprocessing import get_context
 from typing import Any
 
 import torch
 import torch._dynamo  # as the first optimizer would in each
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
@@ -124,7 +124,6 @@ def report(kind: str) -> dict[str, object]:
         "recomputed casts": (cast, lambda: casting(again), ""),
     }
     return {
-        "kind": kind,
         "gradients": len(plain),
         "different": [name for name, (same, *run) in runs.items() if list(gradients(parallelize, *run)) != same],
         "stashed": stash.stats().stashed.tensors,
@@ -135,14 +134,15 @@ def report(kind: str) -> dict[str, object]:
     }
 
 
-def main(rank: int, directory: str) -> None:
+def main(rank: int, store_file: str) -> dict[str, dict[str, object]]:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{directory}/store", 2), rank=rank, world_size=2)
+    dist.init_process_group("gloo", store=dist.FileStore(store_file, 2), rank=rank, world_size=2)
     try:
-        Path(directory, str(rank)).write_text("\n".join(json.dumps(report(kind)) for kind in KINDS))
+        return {kind: report(kind) for kind in KINDS}
     finally:
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    mp.start_processes(main, sys.argv[1:], nprocs=2, start_method="fork")
+    with ProcessPoolExecutor(2, get_context("fork")) as ranks:
+        print(json.dumps(list(ranks.map(main, range(2), sys.argv[1:] * 2))))

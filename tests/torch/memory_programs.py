@@ -111,7 +111,7 @@ def result(program: Program, moment: Moment) -> Any:
 def differences(
     program: Program, directory: str, submissions: Submissions, same: Callable[[Any, Any], bool], third: int | None
 ) -> list[str]:
-    """Return under which settings and moments, or third of them, a program computes anything but what it does without."""
+    """Return where in all settings and moments, or a third, a program computes anything but what it does without."""
     plain = result(program, Moment())
 
     def is_same(found: Any) -> bool:

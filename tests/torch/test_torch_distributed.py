@@ -17,9 +17,8 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build has 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     """What each of two ranks reports, by the way to parallelize."""
-    output_of(WORKER, directory := tmp_path_factory.mktemp("ranks"))
-    lines = [json.loads(line) for rank in "01" for line in (directory / rank).read_text().splitlines()]
-    return {kind: [line for line in lines if line["kind"] == kind] for kind in {line["kind"] for line in lines}}
+    ranks = json.loads(output_of(WORKER, tmp_path_factory.mktemp("rendezvous") / "store").splitlines()[-1])
+    return {kind: [rank[kind] for rank in ranks] for kind in ranks[0]}
 
 
 RECOMPUTING = ["ddp", "ddp_gradient_views", "fsdp2", "fsdp2_keeping", "fsdp2_bf16"]
