@@ -21,9 +21,9 @@ from time import perf_counter
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import tensorstash as ts
 from benchmarks.harness.report import Report, columns
@@ -83,7 +83,7 @@ def entered(name: str, model: Any) -> Iterator[tuple[Scope, Any]]:
 
 def checkpoint(model: Any, is_on: bool) -> None:
     """Let PyTorch recompute each block of a model, or no block."""
-    if not isinstance(model, LlamaForCausalLM):
+    if not isinstance(model, transformers.LlamaForCausalLM):
         model.recompute = is_on
     elif is_on:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -99,7 +99,7 @@ def gpt(options: argparse.Namespace, length: int) -> nn.Module:
 
 def llama(options: argparse.Namespace, length: int) -> nn.Module:
     """Return a model of Transformers with a fourth of its queries for keys, and linear layers of four widths."""
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         hidden_size=options.width,
         intermediate_size=4 * options.width,
         num_hidden_layers=options.depth,
@@ -109,7 +109,7 @@ def llama(options: argparse.Namespace, length: int) -> nn.Module:
         max_position_embeddings=length,
         use_cache=False,
     )
-    return LlamaForCausalLM(config)
+    return transformers.LlamaForCausalLM(config)
 
 
 class Bench:

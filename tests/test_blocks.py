@@ -2,13 +2,18 @@
 
 import os
 import signal
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
+import tensorstash as ts
 from tensorstash.host import native
 from tensorstash.host.blocks import PythonBlock, guarded
-from tests.processes import output_of
+from tensorstash.testing.labs import lab_of
+from tests.processes import forked
 
 BASES = [PythonBlock] if native.functions is None else [PythonBlock, native.functions.Block]
 
@@ -59,59 +64,52 @@ def test_what_leaving_has_not_done_is_finished(recorded):
     assert block.calls == [("enter",), ("leave", None), ("finish", None), ("finish", None)]
 
 
-INTERRUPTED = """
-import signal, sys, time
-import numpy as np
-import tensorstash as ts
-from tensorstash.testing.labs import lab_of
+def interrupted(framework, times):
+    """Interrupt entering and leaving at random moments, and see that nothing is left of them; ends the process."""
+    lab, stash, signals = lab_of(framework), ts.stash(ts.Quantize(8), framework=framework, min_bytes=0), []
 
-lab, stash = lab_of(sys.argv[1]), ts.stash(ts.Quantize(8), framework=sys.argv[1], min_bytes=0)
-signals = 0
+    def interrupt(*_):
+        signals.append(1)
+        raise KeyboardInterrupt
 
-def interrupt(*_):
-    global signals
-    signals += 1
-    raise KeyboardInterrupt
+    def entered_and_left(number):
+        for _ in range(number):
+            with stash:
+                pass
 
-signal.signal(signal.SIGALRM, interrupt)
-sys.unraisablehook = lambda args: None
-
-def entered_and_left(number):
-    for _ in range(number):
-        with stash:
-            pass
-
-entered_and_left(100)
-started = time.perf_counter()
-entered_and_left(100)
-each = (time.perf_counter() - started) / 100
-leaf = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
-for number in range(int(sys.argv[2])):
-    before, caught = signals, None
-    try:
-        signal.setitimer(signal.ITIMER_REAL, max(each * (1 + number % 97 / 97), 1e-6))
-        while signals == before:
-            entered_and_left(1)
-    except KeyboardInterrupt as error:
-        caught = error
-    # As long as the error is there, and its traceback with everything in it.
-    seen = stash.stats().seen.tensors
-    own = lab.tensor(leaf, requires_grad=True)
-    lab.backward((own * own).tanh().sum())
-    assert lab.gradient(own).any(), f"nothing is recorded after {number}"
-    assert stash.stats().seen.tensors == seen, f"hooks are left after {number}"
-    assert not stash._entered.scopes
-    del caught
-print("left")
-"""
+    signal.signal(signal.SIGALRM, interrupt)
+    sys.unraisablehook = lambda args: None
+    entered_and_left(100)
+    started = time.perf_counter()
+    entered_and_left(100)
+    each = (time.perf_counter() - started) / 100
+    leaf = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+    for number in range(times):
+        before, caught = len(signals), None
+        try:
+            signal.setitimer(signal.ITIMER_REAL, max(each * (1 + number % 97 / 97), 1e-6))
+            while len(signals) == before:
+                entered_and_left(1)
+        except KeyboardInterrupt as error:
+            caught = error
+        # As long as the error is there, and its traceback with everything in it.
+        seen = stash.stats().seen.tensors
+        own = lab.tensor(leaf, requires_grad=True)
+        lab.backward((own * own).tanh().sum())
+        assert lab.gradient(own).any(), f"nothing is recorded after {number}"
+        assert stash.stats().seen.tensors == seen, f"hooks are left after {number}"
+        assert not stash._entered.scopes
+        del caught
 
 
 @pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="timers of POSIX")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork", "ignore:nothing was seen")
 @pytest.mark.parametrize("framework", ["torch", "paddle"])
 def test_no_interrupt_leaves_hooks_behind(framework):
     """At random moments of entering and leaving, which take some microseconds."""
-    assert output_of(INTERRUPTED, framework, os.environ.get("TENSORSTASH_INTERRUPTS", "60")) == "left\n"
+    times = int(os.environ.get("TENSORSTASH_INTERRUPTS", "60"))
+    assert forked(lambda: interrupted(framework, times)) == 0
 
 
 def test_a_block_is_entered_and_left_and_what_its_body_raises_may_end_there(recorded):
@@ -136,8 +134,6 @@ def test_what_can_never_be_finished_is_given_up(recorded):
 
 @pytest.mark.filterwarnings("ignore:nothing was seen:tensorstash.TensorStashWarning")  # nothing is saved
 def test_threads_enter_one_stash_apart():
-    import tensorstash as ts
-
     stash = ts.stash(ts.Keep(), framework="reference")
 
     def depths(_):

@@ -48,6 +48,7 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Return the dotted names of all that a file imports, also inside functions and for the type checker alone."""
     found = set()

@@ -111,28 +111,14 @@ BOTH = [
     ("writes its arguments in place", replaces, None, lambda block, x: block(x, [x * 3])),
     ("takes a Cache", appends, None, lambda block, x: block(x, Cache())),
     ("draws numbers from Python's random", None, lambda block, y: y * (1 + random.random()), operator.call),
-    (
-        "draws numbers from Python's random or NumPy's",
-        None,
-        lambda block, y: y * float(np.random.rand()),
-        operator.call,
-    ),
+    ("draws numbers from Python's random or NumPy's", None, lambda block, y: y * np.random.random(), operator.call),
     ("returns a Found", None, lambda block, y: Found(y), lambda block, x: block(x).y),
 ]
-UNREPEATABLE = {
-    "torch": [
-        *BOTH,
-        ("writes its arguments in place", writes_unnoticed, None, lambda block, x: block(x * 1)),
-    ],
-    "paddle": BOTH,
-}
+UNREPEATABLE = [(of, *row) for of in ("torch", "paddle") for row in BOTH]
+UNREPEATABLE += [("torch", "writes its arguments in place", writes_unnoticed, None, lambda block, x: block(x * 1))]
 
 
-@pytest.mark.parametrize(
-    ("framework", "why", "before", "after", "call"),
-    [(of, *row) for of in UNREPEATABLE for row in UNREPEATABLE[of]],
-    indirect=["framework"],
-)
+@pytest.mark.parametrize(("framework", "why", "before", "after", "call"), UNREPEATABLE, indirect=["framework"])
 def test_a_block_that_cannot_be_repeated_is_left_to_the_rest_and_named(blocks, x, why, before, after, call):
     def made():
         model = blocks.model(before, after, call=call)

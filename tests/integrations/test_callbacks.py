@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from lazy import Lazy
 
 import tensorstash as ts
 from tensorstash.errors import ConfigError
+from tests.processes import output_of
 
 datasets, lightning, trainers, transformers, wandb = map(
     Lazy, ("datasets", "lightning", "trainers", "transformers", "wandb")
@@ -128,18 +127,18 @@ def test_a_callback_in_use_is_copied_and_pickled_without_what_runs(library: Any)
     ts.unwrap(trained)
 
 
-@pytest.mark.parametrize("library", ["lightning", "transformers", "paddle"])
-def test_where_a_library_is_missing_the_command_that_installs_it_is_named(library: str) -> None:
+def test_where_a_library_is_missing_the_command_that_installs_it_is_named() -> None:
+    commands = {"lightning": "lightning", "transformers": "transformers", "paddle": "'tensorstash[paddle]'"}
     program = (
-        "import sys\n"
-        f"sys.modules[{library!r}] = None\n"
-        "from tensorstash.errors import MissingDependencyError\n"
-        f"try:\n    import tensorstash.integrations.{library}\n"
-        "except MissingDependencyError as error:\n    print(error)"
+        "import sys\nfrom importlib import import_module\nfrom tensorstash.errors import MissingDependencyError\n"
+        "for library in sys.argv[1:]:\n    sys.modules[library] = None\n"
+        "    try:\n        import_module(f'tensorstash.integrations.{library}')\n"
+        "    except MissingDependencyError as error:\n        print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    command = "'tensorstash[paddle]'" if library == "paddle" else library
-    assert f"{library} is not installed; run: pip install {command}" in done.stdout, done.stderr
+    said = output_of(program, *commands).splitlines()
+    assert len(said) == len(commands)
+    for line, (library, command) in zip(said, commands.items(), strict=True):
+        assert f"{library} is not installed; run: pip install {command}" in line
 
 
 def test_what_is_no_policy_is_refused_before_training_begins() -> None:

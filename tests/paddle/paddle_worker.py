@@ -1,9 +1,12 @@
-"""One rank of a two-process ``DataParallel`` run; fails if anything is wrong, and prints its gradients.
+"""A ``DataParallel`` run of two processes, which import everything together; fails if anything is wrong in one.
 
-Started by the tests as ``python paddle_worker.py`` with Paddle's environment for a rank.
+Started by the tests as ``python paddle_worker.py`` with Paddle's environment but for the rank.
 """
 
+import os
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
+from multiprocessing import get_context
 
 import paddle
 import paddle.distributed as dist
@@ -87,9 +90,17 @@ def under_fleet() -> None:
     assert train("before") == train("after") == train("nowhere")
 
 
-if __name__ == "__main__":
+def main(rank: int) -> object:
+    endpoint = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[rank]
+    os.environ |= {"PADDLE_TRAINER_ID": str(rank), "PADDLE_CURRENT_ENDPOINT": endpoint}
     dist.init_parallel_env()
     gradients = plainly()
     under_fleet()
     under_budget()
-    print(gradients)
+    return gradients
+
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(2, get_context("fork")) as ranks:
+        first, second = ranks.map(main, range(2))
+    assert first == second

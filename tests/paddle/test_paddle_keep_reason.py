@@ -11,33 +11,12 @@ from paddle_cases import bits, leaf, noise
 
 import tensorstash as ts
 from tensorstash.testing.programs import lossless_policies
-from tests.processes import output_of
 
 
 def reason_in(backend, tensor):
     """Return why the tensor is kept in a scope of its own: parameters are looked up again in each."""
     with backend.hooks(lambda tensor: None, lambda packed: None):
         return backend.keep_reason(tensor)
-
-
-def test_parameters_that_were_made_before_this_package_was_used_are_known():
-    assert output_of(BEFORE).splitlines() == ["view of a parameter", "None", "view of a parameter"]
-
-
-BEFORE = """
-import gc
-import paddle
-frozen = paddle.nn.Linear(4, 4)
-gc.freeze()
-weight = paddle.create_parameter([4, 4], "float32")
-import tensorstash as ts
-from tensorstash.backends.paddle.backend import PaddleBackend
-keep_reason = PaddleBackend().keep_reason
-print(keep_reason(weight.t()))
-print(keep_reason(frozen.weight.t()))
-wrapped = ts.wrap(frozen, "keep")
-print(keep_reason(frozen.weight.t()))
-"""
 
 
 def test_views_of_parameters_that_come_go_and_move_are_recognised(backend):

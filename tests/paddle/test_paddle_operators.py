@@ -1,6 +1,6 @@
 """Every operator of the table, in every layout and type, is the same under lossless policies, bit by bit.
 
-A sample of some seconds runs always. ``TENSORSTASH_OPERATORS=all`` runs the whole table, and
+A sample runs always. ``TENSORSTASH_OPERATORS=all`` runs the whole table, and
 ``TENSORSTASH_OPERATORS_SEED`` chooses another sample.
 """
 
@@ -43,7 +43,7 @@ def test_the_table_has_more_than_500_operators_and_all_layouts():
 def test_lossless_policies_change_no_bit_of_any_operator_but_where_plain_paddle_refuses_it():
     cases = sampled(every_case(), SEED)
     wrong, counted = {}, Counter()
-    for case, outcome in outcomes("jobs.under_policies", cases, None if WHOLE else 5):
+    for case, outcome in outcomes("jobs.under_policies", cases if WHOLE else cases[:250]):
         counted[outcome.get("excluded", "compared")] += 1
         if outcome.keys() & {"failed", "died"}:
             wrong[case.id] = outcome
@@ -57,7 +57,7 @@ def test_lossless_policies_change_no_bit_of_any_operator_but_where_plain_paddle_
 def test_gradients_under_lossy_policies_stay_within_the_stated_error():
     cases = [case for case in sampled(cases_of_readers(), 1) if case.row != AMPLIFIED]
     outside = {}
-    for case, outcome in outcomes("lossy.under_lossy_policies", cases, None if WHOLE else 3):
+    for case, outcome in outcomes("lossy.under_lossy_policies", cases if WHOLE else cases[:30]):
         assert "died" not in outcome, f"{case.id}: {outcome}"
         if max(outcome.values(), default=0.0) > STATED:
             outside[case.id] = outcome

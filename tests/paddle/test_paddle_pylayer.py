@@ -134,18 +134,22 @@ def test_a_saved_output_shares_the_memory_and_version_of_what_is_returned():
         loss.backward()
 
 
-def test_methods_that_were_replaced_before_are_called_and_a_process_may_end_inside_of_scopes():
+def test_methods_and_parameters_of_before_the_import_are_known_and_a_process_may_end_inside_of_scopes():
     each = [f"apply {policy}, saved_tensor {policy}" for policy in (None, "keep", None)]
-    assert output_of(IN_A_PROCESS_OF_ITS_OWN) == ", ".join(each) + "\n"
+    reasons = ["view of a parameter", "None", "view of a parameter"]
+    assert output_of(IN_A_PROCESS_OF_ITS_OWN).splitlines() == [*reasons, ", ".join(each)]
 
 
 IN_A_PROCESS_OF_ITS_OWN = """
+import gc
 import threading
 from contextlib import nullcontext
 import paddle
 from paddle.autograd import PyLayer, PyLayerContext
 
-called = []
+called, frozen = [], paddle.nn.Linear(4, 4)
+gc.freeze()
+weight = paddle.create_parameter([4, 4], "float32")
 
 
 def apply(cls, *args):
@@ -161,6 +165,12 @@ def saved_tensor(ctx, original=PyLayerContext.saved_tensor):
 PyLayer.apply, PyLayerContext.saved_tensor = classmethod(apply), saved_tensor
 
 import tensorstash as ts
+from tensorstash.backends.paddle.backend import PaddleBackend
+
+keep_reason = PaddleBackend().keep_reason
+print(keep_reason(weight.t()), keep_reason(frozen.weight.t()), sep="\\n")
+wrapped = ts.wrap(frozen, "keep")
+print(keep_reason(frozen.weight.t()))
 from paddle_cases import layer, leaf
 
 for policy in (None, "keep", None):

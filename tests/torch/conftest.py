@@ -58,7 +58,7 @@ def submissions(monkeypatch: pytest.MonkeyPatch) -> Submissions:
 def as_without_hooks(tmp_path: Path, submissions: Submissions, same_bits: Any) -> Callable[[Any], None]:
     """Assert that a program computes, whatever a session does meanwhile, what it computes without."""
 
-    def check(program: Callable[[Moment], object]) -> None:
-        assert differences(program, str(tmp_path), submissions, same_bits) == []
+    def check(program: Callable[[Moment], object], third: int | None = None) -> None:
+        assert differences(program, str(tmp_path), submissions, same_bits, third) == []
 
     return check

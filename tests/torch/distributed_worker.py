@@ -1,16 +1,19 @@
-"""One rank of a two-process run; prints one JSON line for each way to parallelize.
+"""A run of two processes, which import all together; prints, as JSON, what each reports of each way to parallelize.
 
-Started by the tests as ``python distributed_worker.py RANK WORLD_SIZE STORE_FILE``.
+Started by the tests as ``python distributed_worker.py STORE_FILE``.
 """
 
 import json
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 import torch
+import torch._dynamo  # as the first optimizer would in each
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -121,7 +124,6 @@ def report(kind: str) -> dict[str, object]:
         "recomputed casts": (cast, lambda: casting(again), ""),
     }
     return {
-        "kind": kind,
         "gradients": len(plain),
         "different": [name for name, (same, *run) in runs.items() if list(gradients(parallelize, *run)) != same],
         "stashed": stash.stats().stashed.tensors,
@@ -132,15 +134,15 @@ def report(kind: str) -> dict[str, object]:
     }
 
 
-def main(rank: int, world_size: int, store_file: str) -> None:
+def main(rank: int, store_file: str) -> dict[str, dict[str, object]]:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store_file, world_size), rank=rank, world_size=world_size)
+    dist.init_process_group("gloo", store=dist.FileStore(store_file, 2), rank=rank, world_size=2)
     try:
-        for kind in KINDS:
-            print(json.dumps(report(kind)), flush=True)
+        return {kind: report(kind) for kind in KINDS}
     finally:
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    with ProcessPoolExecutor(2, get_context("fork")) as ranks:
+        print(json.dumps(list(ranks.map(main, range(2), sys.argv[1:] * 2))))

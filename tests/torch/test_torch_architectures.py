@@ -10,6 +10,7 @@ from architectures import ARCHITECTURES, gradients
 from torch.utils.checkpoint import checkpoint
 
 import tensorstash as ts
+from tests.samples import pairwise
 
 POLICIES = {
     "keep": ts.Keep(),
@@ -20,6 +21,8 @@ POLICIES = {
     "recompute": ts.Recompute(),
     "recompute | disk_spill": ts.Recompute() | ts.DiskSpill(),
 }
+CHECKPOINTS = "checkpoint", "checkpoint:every=2 | compress"
+CASES = pairwise(ARCHITECTURES, [False, True], [*POLICIES, *CHECKPOINTS])
 
 
 def prepared(name):
@@ -46,10 +49,11 @@ def test_gradients_are_bitwise_those_without_hooks(name, is_autocast, same_bits)
         with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
             return gradients(model, inputs, around)
 
+    run()  # attention may round its first call in a process otherwise
     plain = run()
-    assert same_bits(plain, run())  # else the comparison says nothing
-    for policy, made in POLICIES.items():
-        stash = ts.stash(made, framework="torch", min_bytes=0)
+    policies = [policy for *here, policy in CASES if here == [name, is_autocast]]
+    for policy in filter(POLICIES.get, policies):
+        stash = ts.stash(POLICIES[policy], framework="torch", min_bytes=0)
         for _ in range(1 + policy.startswith("recompute")):  # what the last operations save is known from then on
             assert same_bits(plain, run(lambda stash=stash: stash)), policy
         stats = stash.stats()
@@ -60,7 +64,7 @@ def test_gradients_are_bitwise_those_without_hooks(name, is_autocast, same_bits)
             assert not [why for why in stats.refused if "parameter that autograd has not saved" not in why]
             assert sum(done.bytes_in for done in stats.recomputed.values()) > 0.1 * stats.seen.nbytes
     plain_buffers = list(map(torch.clone, model.buffers()))
-    for policy in ("checkpoint", "checkpoint:every=2 | compress") if name != "lstm" else ():
+    for policy in set(policies) & set(CHECKPOINTS) if name != "lstm" else ():
         with ts.wrap(model, policy, min_bytes=0) as handle:
             for _ in range(2):  # the first call proves that the blocks can be computed again
                 assert same_bits(plain, run()), policy
@@ -70,7 +74,7 @@ def test_gradients_are_bitwise_those_without_hooks(name, is_autocast, same_bits)
 
 @pytest.mark.parametrize("is_autocast", [False, True], ids=["float32", "autocast"])
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "lstm"])
-def test_weights_after_five_steps_are_those_of_checkpoints_by_hand(name, is_autocast, same_bits):
+def test_weights_after_three_steps_are_those_of_checkpoints_by_hand(name, is_autocast, same_bits):
     ours, inputs = prepared(name)
     by_hand = deepcopy(ours)
     for place in ts.Checkpoint().chosen(dict(by_hand.named_modules())):
@@ -80,7 +84,7 @@ def test_weights_after_five_steps_are_those_of_checkpoints_by_hand(name, is_auto
     with ts.wrap(ours, "checkpoint | compress", min_bytes=0) as handle:
         for model in (by_hand, ours):
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            for step in range(5):
+            for step in range(3):
                 torch.manual_seed(step)
                 with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
                     loss = model(**inputs).loss

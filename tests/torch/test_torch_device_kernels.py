@@ -207,7 +207,7 @@ def test_triton_kernels_compile_for_a_device_and_round_every_operation(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     pointers = {"fp32": "*i32", "fp16": "*i16", "bf16": "*i16"}
     groups = dict.fromkeys(("count", "per_row", "length", "size"), "i32")
-    tile = {"TALL": 32, "WIDTH": 128, "BITS": 4}
+    tile = {"TALL": 8, "WIDTH": 128, "BITS": 4}
     for dtype, whole, stochastic in (("fp32", True, True), ("bf16", False, False), ("fp16", True, False)):
         known = {**tile, "WHOLE": whole, "DTYPE": dtype}
         signature = {"source": pointers[dtype], "payload": "*u8", "seed": "i64", **groups}
@@ -215,8 +215,8 @@ def test_triton_kernels_compile_for_a_device_and_round_every_operation(
         assert "div.rn.f32" in code
         signature = {"target": pointers[dtype], "payload": "*u8", **groups}
         assert "mul.rn.f32" in compiled(torch_triton._dequantize, signature, known)
-        ones = known | dict.fromkeys(groups, 1)  # Triton makes an argument of 1 a constant
-        assert compiled(torch_triton._dequantize, {"target": pointers[dtype], "payload": "*u8"}, ones)
+    ones = known | dict.fromkeys(groups, 1)  # Triton makes an argument of 1 a constant
+    assert compiled(torch_triton._dequantize, {"target": pointers[dtype], "payload": "*u8"}, ones)
     words = {"words": "*i64", "total": "*i64", "count": "i32"}
     assert "atom" in compiled(torch_triton._add, words, {"MULTIPLIER": 2**32 + 15, "SIZE": 4096})
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from tests.processes import Program, outputs_of
+from tests.processes import output_of
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
 WEIGHT_SHAPES = ([16, 64], [64, 16])
@@ -17,10 +17,8 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this build has 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     """What each of two ranks reports, by the way to parallelize."""
-    store = tmp_path_factory.mktemp("rendezvous") / "store"
-    outputs = outputs_of(*(Program(WORKER, rank, 2, store) for rank in range(2)))
-    lines = [json.loads(line) for output in outputs for line in output.splitlines()]
-    return {kind: [line for line in lines if line["kind"] == kind] for kind in {line["kind"] for line in lines}}
+    ranks = json.loads(output_of(WORKER, tmp_path_factory.mktemp("rendezvous") / "store").splitlines()[-1])
+    return {kind: [rank[kind] for rank in ranks] for kind in ranks[0]}
 
 
 RECOMPUTING = ["ddp", "ddp_gradient_views", "fsdp2", "fsdp2_keeping", "fsdp2_bf16"]

@@ -17,6 +17,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import tensorstash as ts
+from tests.samples import pairwise
 
 WIDTH = 16
 
@@ -113,13 +114,13 @@ def trained(make, around):
     return found
 
 
-@pytest.mark.parametrize("limits", ["default", "synchronous"])
-@pytest.mark.parametrize("policy", ["memory", "compress | disk"])
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize(
+    ("make", "policy", "limits"), pairwise(MAKERS, ["memory", "compress | disk"], ["default", "synchronous"])
+)
 def test_a_model_trains_as_without_hooks_and_its_unsharded_weights_are_freed(
     make, policy, limits, tmp_path, same_bits, monkeypatch
 ):
-    freed, free = [], _fsdp_param.free_storage
+    make, freed, free = MAKERS[make], [], _fsdp_param.free_storage
 
     def recorded(tensor):
         free(tensor)
@@ -162,9 +163,10 @@ class Alternating(nn.Module):
         return x.square().mean() + total
 
 
-@pytest.mark.parametrize("weight", [0.0, 1.0])
-@pytest.mark.parametrize("line", ["recompute", "recompute | disk_spill"])
-@pytest.mark.parametrize("outside", [nn.BatchNorm1d(WIDTH), nn.GELU(), nn.Tanh()], ids=["norm", "gelu", "tanh"])
+@pytest.mark.parametrize(
+    ("outside", "line", "weight"),
+    pairwise([nn.BatchNorm1d(WIDTH), nn.GELU(), nn.Tanh()], ["recompute", "recompute | disk_spill"], [0.0, 1.0]),
+)
 def test_what_is_made_of_weights_that_are_freed_by_then_is_not_made_again(outside, weight, line, same_bits):
     def train(wrapped):
         torch.manual_seed(0)

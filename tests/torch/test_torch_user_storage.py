@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorstash as ts
 from tests.processes import forked
+from tests.samples import pairwise
 
 
 @pytest.fixture(params=["default", "synchronous"])
@@ -104,9 +105,10 @@ def free_and_go_on(policy, in_flight, how):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the system has no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-@pytest.mark.parametrize("how", ["dropped", "held", "drained"])
-@pytest.mark.parametrize("in_flight", [0, "256 MiB"])
-@pytest.mark.parametrize("policy", ["memory", "compress", "disk"])
+@pytest.mark.parametrize(
+    ("policy", "in_flight", "how"),
+    pairwise(["memory", "compress", "disk"], [0, "256 MiB"], ["dropped", "held", "drained"]),
+)
 def test_memory_that_its_owner_has_freed_is_never_read(policy, in_flight, how, tmp_path):
     """In a child, so that a crash is one of this case alone."""
     assert forked(lambda: free_and_go_on(POLICIES[policy](str(tmp_path)), in_flight, how)) == 0
@@ -136,9 +138,11 @@ class Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("where", ["inside", "outside"])
-@pytest.mark.parametrize("mode", [Operations, Functions])
-@pytest.mark.parametrize("policy", ["keep", "compress | disk_spill"])
+@pytest.mark.parametrize(
+    ("policy", "mode", "where", "limits"),
+    pairwise(["keep", "compress | disk_spill"], [Operations, Functions], ["inside", "outside"], LIMITS),
+    indirect=["limits"],
+)
 def test_modes_of_the_user_see_nothing_of_ours(policy, mode, where, limits):
     def run(stash):
         torch.manual_seed(0)

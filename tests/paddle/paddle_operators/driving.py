@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from pkgutil import resolve_name
-from time import monotonic
 from typing import Any
 from zlib import crc32
 
@@ -21,16 +20,14 @@ SECONDS = 60
 """After how long a case counts as one that never ends: of processor time, and ten times as long where it waits."""
 
 
-def outcomes(job: str, cases: Iterable[Case], seconds: float | None = None) -> Iterator[tuple[Case, Any]]:
+def outcomes(job: str, cases: Iterable[Case]) -> Iterator[tuple[Case, Any]]:
     """Yield what a job says of each case, in order; ``{"died": signal}`` of one that killed its process.
 
     Args:
         job: a function from a case to what goes into JSON, by its dotted name in this package.
         cases: to run.
-        seconds: to go on after the first; without an end if left out.
     """
     wanted = list(cases)
-    until = None
     while wanted:
         with Program(f"from {__name__} import serve; serve()", f"paddle_operators.{job}") as process:
             process.stdin.write("".join(json.dumps([one.row, one.layout, one.dtype]) + "\n" for one in wanted))
@@ -39,9 +36,6 @@ def outcomes(job: str, cases: Iterable[Case], seconds: float | None = None) -> I
                 case, outcome = json.loads(line)
                 del wanted[0]
                 yield Case(**case), outcome
-                until = until or (seconds and monotonic() + seconds)
-                if until and monotonic() > until:
-                    return
             code, _ = process.wait()
         if wanted:
             yield wanted.pop(0), {"died": signal.Signals(-code).name if code < 0 else f"exit {code}"}
