@@ -163,7 +163,7 @@ def test_threads_whose_unpacks_fail_get_the_stores_error_and_the_others_their_gr
         if fails:
             failing.add(threading.get_ident())
         begin.wait()
-        for _ in range(25):
+        for _ in range(10):
             try:
                 outcome = "right" if np.array_equal(gradient(lab, 33, False, stash), expected) else "wrong"
             except BaseException as error:
@@ -173,9 +173,9 @@ def test_threads_whose_unpacks_fail_get_the_stores_error_and_the_others_their_gr
     store.board.plant("get", get, 1)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(train, [True, True, False, False]))
-    assert outcomes[False, "right"] == 50
+    assert outcomes[False, "right"] == 20
     # What is not stored yet when it is asked for comes from its source, and does not fail.
-    assert outcomes[True, "StoreError: planted"] + outcomes[True, "right"] * bool(in_flight) == 50, outcomes
+    assert outcomes[True, "StoreError: planted"] + outcomes[True, "right"] * bool(in_flight) == 20, outcomes
 
 
 @pytest.mark.parametrize("framework", BACKENDS)
@@ -200,7 +200,7 @@ def test_what_only_goes_forward_is_not_remembered(framework, entries):
         return max(len(part) for part in parts if isinstance(part, Sized))
 
     with stash if entries == "one" else nullcontext():
-        forward(100)
+        forward(40)
         seen = stash.stats().seen.tensors
         assert known() <= 200
-    assert seen >= 1000
+    assert seen >= 400
