@@ -38,7 +38,7 @@ def start(directory: Path, level: str, steps: int) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("level", ["unnamed", "unlinked"])
 def test_processes_that_are_killed_or_exit_with_work_under_way_leave_no_file_and_no_directory(tmp_path, level):
-    """Files never have a name, or lose it at once where the file system has no others. The last process may clean up."""
+    """Files never have a name, or lose it at once where the file system has no others. The last process cleans up."""
     rounds = int(os.environ.get("TENSORSTASH_KILLS", "2")) * hasattr(signal, "SIGKILL")
     moments = random.Random(0)
     for _ in range(rounds):

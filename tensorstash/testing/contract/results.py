@@ -129,9 +129,9 @@ class SameTensor(Harness):
 
     def test_line02_backward_sees_the_saved_bits_and_layout(self, lab: Lab, tmp_path: Path) -> None:
         saved = [tensor for dtype in lab.dtypes for tensor in self._strided(lab, dtype).values()]
-        for name, policy in lossless_policies(tmp_path).items():
-            is_whole = name in ("memory", "cpu_offload", "compress | disk")  # every layout in every dtype
-            self._assert_observed_unchanged(saved if is_whole else saved[::7], policy, lab)
+        for number, (name, policy) in enumerate(lossless_policies(tmp_path).items()):
+            is_whole = name in ("cpu_offload", "compress | disk")  # every layout in every dtype
+            self._assert_observed_unchanged(saved if is_whole else saved[number % 7 :: 7], policy, lab)
 
     def test_line02_lazy_flags_survive(self, lab: Lab) -> None:
         values = floats(3, 4) + 1j * floats(3, 4, seed=1)
