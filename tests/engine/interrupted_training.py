@@ -2,7 +2,9 @@
 
 import gc
 import signal
+import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import count
@@ -108,6 +110,8 @@ def train(lab: Lab, policy: str, directory: str, parent: Connection) -> None:
     """Say when this process may be interrupted, and then "whole" or what is not, for as long as the parent says so."""
     global PLAIN
     signals, leaf = Signals(), floats(*SHAPE)
+    sys.unraisablehook = sys.__unraisablehook__  # that of pytest holds what an interrupted finalizer has raised
+    warnings.simplefilter("ignore")
     gc.collect()
     gc.freeze()
 
