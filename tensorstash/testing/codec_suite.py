@@ -92,9 +92,9 @@ class CodecSuite(ConfigSuite):
     def test_a_damaged_payload_is_refused_or_gives_an_array_of_the_right_kind(self, shape: tuple[int, ...]) -> None:
         rng = np.random.default_rng(5)
         for spec in (s for s in self._accepted(shape) if s.shape != (-1,)):
-            for name, data in contents(spec).items():
+            for number, (name, data) in enumerate(contents(spec).items()):
                 payload = self.codec.encode(data, spec)
-                for damaged in _damaged(payload, rng):
+                for damaged in _damaged(payload, rng, number):
                     self._assert_refused_or_fitting(damaged, payload.nbytes, spec, f"{name} as {spec}, damaged")
 
     def test_the_payload_of_another_tensor_is_not_taken_for_this_one(self) -> None:
@@ -175,14 +175,15 @@ class CodecSuite(ConfigSuite):
         assert kept.all(), f"{case}: {value[~kept][:3]} came back as {got[~kept][:3]}, beyond the bound"
 
 
-def _damaged(payload: Array, rng: np.random.Generator) -> list[Array]:
+def _damaged(payload: Array, rng: np.random.Generator, number: int) -> list[Array]:
+    """Return a payload cut, with more at its end, of other bytes, and with one altered: every fourth, from a number."""
     flat = as_bytes(payload)
     cuts = sorted({0, 1, 7, 15, 16, 17, flat.size // 2, flat.size - 1} & set(range(flat.size)))
     damaged = [flat[:cut] for cut in cuts]
     damaged += [np.concatenate([flat, np.zeros(extra, np.uint8)]) for extra in (1, 8, 65, 1000)]
     damaged += [rng.integers(0, 256, flat.size, np.uint8), np.zeros(flat.size, np.uint8)]
     places = {*range(min(flat.size, 64)), *rng.integers(0, max(flat.size, 1), 30).tolist()} & set(range(flat.size))
-    for place in sorted(places):
+    for place in sorted(places)[number % 4 :: 4]:
         altered = flat.copy()
         altered[place] ^= rng.choice([1, 0x41, 0x80, 0xFF])
         damaged.append(altered)

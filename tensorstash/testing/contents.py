@@ -1,5 +1,6 @@
 """Contents of tensors, as codecs see them: C-contiguous carrier bits."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -51,7 +52,8 @@ def contents(spec: TensorSpec) -> Mapping[str, Array]:
     if spec.kind != "bool":
         half = np.where(rng.random(bits.nbytes) < 0.5, 0, as_bytes(bits))
         found["half of the bytes zero"] = half.astype(np.uint8).view(spec.carrier)
-    return {name: np.resize(array, shape) for name, array in found.items()}
+    numbers = np.arange(math.prod(shape))  # NumPy's resize makes a list of all the copies of what is short
+    return {name: array[numbers % array.size].reshape(shape) for name, array in found.items()}
 
 
 def float_bits(values: Array, dtype: str) -> Array:

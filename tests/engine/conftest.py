@@ -15,7 +15,7 @@ def no_gc():
 
 hypothesis.settings.register_profile(
     "default",
-    max_examples=15,
+    max_examples=10,
     deadline=None,
     derandomize="CI" in os.environ,
     suppress_health_check=list(hypothesis.HealthCheck),

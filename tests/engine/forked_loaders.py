@@ -1,6 +1,5 @@
-"""Data loaders inside the block, whose workers compute with gradients: ``forked_loaders.py FRAMEWORK DIRECTORY``."""
+"""Data loaders inside the block, whose workers compute with gradients."""
 
-import sys
 from contextlib import nullcontext
 
 import numpy as np
@@ -59,7 +58,7 @@ def loaded(framework):
     return [(batch[0] if isinstance(batch, list) else batch).numpy().reshape(64, 64) for batch in loader]
 
 
-def main(framework, directory):
+def load_inside_the_block(framework, directory):
     """Compare with what the same program computes outside of the block, in this process."""
     lab = lab_of(framework)
     plain = [gradient(lab, None, seed) for seed in range(LENGTH)]
@@ -72,7 +71,3 @@ def main(framework, directory):
         assert all(map(np.array_equal, got, plain))
         assert len(got) == LENGTH
         lab.backward(loss)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,18 +1,14 @@
-"""A program that trains until it is interrupted, and says after each interrupt whether all is as it was before.
-
-    python tests/engine/interrupted_training.py FRAMEWORK POLICY DIRECTORY
-
-Prints the number of its process when it may be interrupted, and then "whole" or what is not. It ends when its input
-does.
-"""
+"""A program that trains until it is interrupted, and says after each interrupt whether all is as it was before."""
 
 import gc
-import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import count
+from multiprocessing.connection import Connection
 from time import monotonic
 from typing import Any
 
@@ -24,7 +20,6 @@ from tensorstash.host.arrays import Array
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 from tensorstash.testing.lab import Lab
-from tensorstash.testing.labs import lab_of
 from tensorstash.testing.layouts import floats
 
 SHAPE = (64, 256)
@@ -111,36 +106,37 @@ def is_right(got: Array, expected: Array) -> bool:
     return np.array_equal(got, expected) or (error > 0 and np.abs(got - PLAIN).max() <= 2 * error)
 
 
-def main(framework: str, policy: str, directory: str) -> None:
+def train(lab: Lab, policy: str, directory: str, parent: Connection) -> None:
+    """Say when this process may be interrupted, and then "whole" or what is not, for as long as the parent says so."""
     global PLAIN
-    lab, signals = lab_of(framework), Signals()
-    leaf = floats(*SHAPE)
+    signals, leaf = Signals(), floats(*SHAPE)
+    sys.unraisablehook = sys.__unraisablehook__  # that of pytest holds what an interrupted finalizer has raised
+    warnings.simplefilter("ignore")
     gc.collect()
     gc.freeze()
 
     def stash() -> ts.Stash:
         limits = ROOMY if policy == SHARED else LIMITS
-        return ts.stash(POLICIES[policy](directory), framework=framework, min_bytes=0, limits=limits)
+        return ts.stash(POLICIES[policy](directory), framework=lab.name, min_bytes=0, limits=limits)
 
     PLAIN = step(lab, leaf, None)
     under_test = stash()
     expected = [step(lab, leaf, under_test) for _ in range(3)][-1]
-    for number, _line in enumerate(sys.stdin):
+    for number in count():
+        if not parent.recv():
+            return
         if number % 5 == 4:
             under_test = stash()  # whose threads have yet to start
         before, wrong = signals.count, 0
         try:
-            print(os.getpid(), flush=True)
+            parent.send("may be interrupted")
             while signals.count == before:
                 wrong += not is_right(step(lab, leaf, under_test), expected)
         except KeyboardInterrupt:
             pass
         found = faults(under_test, lab, leaf, expected)
         found += ["an interrupt was lost and the step is wrong"] * bool(wrong)
-        print("; ".join(found) or "whole", flush=True)
+        parent.send("; ".join(found) or "whole")
 
 
 PLAIN: Array
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,8 +1,8 @@
 """What must hold over many steps and many schedules: nothing grows, no budget is exceeded, nothing waits for ever."""
 
+import ctypes
 import errno
 import gc
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -10,7 +10,6 @@ from collections.abc import Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,19 +25,25 @@ from tensorstash.stores import Disk, Memory
 from tensorstash.testing.lab import Lab
 from tensorstash.testing.labs import BACKENDS, lab_of
 from tensorstash.testing.layouts import floats
+from tests import endurance
+from tests.processes import forked
 from tests.samples import IS_LONG
 
-ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 32
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.parametrize("framework", BACKENDS if IS_LONG else BACKENDS[1:])
 def test_what_a_process_holds_is_flat_after_ten_steps(framework, tmp_path):
-    command = [sys.executable, "-m", "tests.endurance", "--framework", framework, "--policy", "compress | disk_spill"]
-    command += ["--steps", "100", "--tolerance-mib", "8", "--directory", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stdout + done.stderr
+    lab_of(framework)
+    options = ["--framework", framework, "--policy", "compress | disk_spill", "--directory", str(tmp_path)]
+
+    def child() -> None:
+        ctypes.CDLL(None).malloc_trim(0)  # what this process has free would hide what is left
+        sys.exit(endurance.main([*options, "--steps", "100", "--tolerance-mib", "8"]))
+
+    assert forked(child) == 0
 
 
 def gradient(lab: Lab, rows: int, nested: bool, scope: Any = None) -> Array:
@@ -163,7 +168,7 @@ def test_threads_whose_unpacks_fail_get_the_stores_error_and_the_others_their_gr
         if fails:
             failing.add(threading.get_ident())
         begin.wait()
-        for _ in range(25):
+        for _ in range(10):
             try:
                 outcome = "right" if np.array_equal(gradient(lab, 33, False, stash), expected) else "wrong"
             except BaseException as error:
@@ -173,9 +178,9 @@ def test_threads_whose_unpacks_fail_get_the_stores_error_and_the_others_their_gr
     store.board.plant("get", get, 1)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(train, [True, True, False, False]))
-    assert outcomes[False, "right"] == 50
+    assert outcomes[False, "right"] == 20
     # What is not stored yet when it is asked for comes from its source, and does not fail.
-    assert outcomes[True, "StoreError: planted"] + outcomes[True, "right"] * bool(in_flight) == 50, outcomes
+    assert outcomes[True, "StoreError: planted"] + outcomes[True, "right"] * bool(in_flight) == 20, outcomes
 
 
 @pytest.mark.parametrize("framework", BACKENDS)
@@ -200,7 +205,7 @@ def test_what_only_goes_forward_is_not_remembered(framework, entries):
         return max(len(part) for part in parts if isinstance(part, Sized))
 
     with stash if entries == "one" else nullcontext():
-        forward(100)
+        forward(40)
         seen = stash.stats().seen.tensors
         assert known() <= 200
-    assert seen >= 1000
+    assert seen >= 400

@@ -2,11 +2,10 @@
 
 import os
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
-from forked_loaders import gradient, graph
+from forked_loaders import gradient, graph, load_inside_the_block
 
 import tensorstash as ts
 from tensorstash.errors import StashError
@@ -14,9 +13,8 @@ from tensorstash.host.pinned import PinnedMemory, registered_pages
 from tensorstash.policies import StoreIn
 from tensorstash.stores import Memory
 from tensorstash.testing.labs import BACKENDS, lab_of
-from tests.processes import FORKS, forked, locks_held, output_of
+from tests.processes import FORKS, forked, locks_held
 
-HERE = Path(__file__).parent
 pytestmark = FORKS
 
 POLICIES = {
@@ -98,5 +96,5 @@ def test_a_child_drops_page_locked_memory_without_the_device_of_its_parent():
 
 @pytest.mark.parametrize("framework", BACKENDS[1:])
 def test_workers_of_data_loaders_inside_the_block_compute_at_once(framework, tmp_path):
-    output_of(HERE / "forked_loaders.py", framework, tmp_path)
+    assert forked(lambda: load_inside_the_block(framework, str(tmp_path))) == 0
     assert os.listdir(tmp_path) == []

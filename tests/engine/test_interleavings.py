@@ -30,7 +30,7 @@ from tensorstash.policies import StoreIn
 from tensorstash.reference import Tensor
 from tensorstash.reference.storage.streams import Stream, default_stream, use_stream
 
-INTERLEAVINGS = int(os.environ.get("TENSORSTASH_INTERLEAVINGS", "160"))
+INTERLEAVINGS = int(os.environ.get("TENSORSTASH_INTERLEAVINGS", "80"))
 CHUNKS = 8
 MOST_TRIES = 800
 

@@ -3,21 +3,22 @@
 ``TENSORSTASH_INTERRUPTS`` sets how often each program is interrupted.
 """
 
+import multiprocessing
 import os
 import random
 import signal
-import sys
 import threading
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from interrupted_training import train
 
 from tensorstash.engine.stream_content import StreamContent
-from tests.processes import Program
+from tensorstash.testing.labs import lab_of
+from tests.processes import FORKS
 from tests.samples import IS_LONG
 
-HERE = Path(__file__).parent
+pytestmark = FORKS
 INTERRUPTS = int(os.environ.get("TENSORSTASH_INTERRUPTS", "8"))
 PROGRAMS = [("torch", "memory"), ("torch", "compressed disk"), ("torch", "disk, shared records"), ("paddle", "disk")]
 PROGRAMS += [("paddle", "quantize")]
@@ -25,23 +26,29 @@ if IS_LONG:
     PROGRAMS += [("torch", "disk"), ("torch", "quantize"), ("paddle", "memory"), ("paddle", "disk, shared records")]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 @pytest.mark.timeout(60 + 4 * INTERRUPTS)
 @pytest.mark.parametrize(("framework", "policy"), PROGRAMS)
 def test_after_an_interrupt_at_any_moment_the_budgets_are_whole_and_the_next_step_is_right(framework, policy, tmp_path):
     moments, outcomes, pause = random.Random(f"{framework} {policy}"), Counter(), threading.Event()
-    with Program(HERE / "interrupted_training.py", framework, policy, tmp_path) as process:
+    ours, theirs = multiprocessing.Pipe()
+    work = lab_of(framework), policy, str(tmp_path), theirs
+    child = multiprocessing.get_context("fork").Process(target=train, args=work)
+    child.start()
+    theirs.close()
+    try:
         for _ in range(INTERRUPTS):
-            process.stdin.write("\n")
-            process.stdin.flush()
-            said = process.stdout.readline()
-            if not said.strip().isdigit():
-                break
+            ours.send(True)
+            assert ours.recv() == "may be interrupted"
             pause.wait(moments.uniform(0, 0.06))
-            os.kill(int(said), signal.SIGINT)
-            outcomes[process.stdout.readline().strip()] += 1
-        ended, errors = process.wait()
-    assert (outcomes, ended) == ({"whole": INTERRUPTS}, 0), errors
+            os.kill(child.pid, signal.SIGINT)
+            outcomes[ours.recv()] += 1
+        ours.send(False)
+        child.join(60)
+    finally:
+        child.kill()
+        child.join()
+        ours.close()
+    assert (outcomes, child.exitcode) == ({"whole": INTERRUPTS}, 0)
 
 
 def test_a_content_of_a_device_that_was_interrupted_while_it_was_made_goes_without_an_error():

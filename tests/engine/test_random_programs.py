@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::tensorstash.TensorStashWarning"
 
 LABS = [lab_of(name) for name in BACKENDS]
 
-often = settings(max_examples=3 * settings.default.max_examples)
+often = settings(max_examples=2 * settings.default.max_examples)
 
 
 @pytest.fixture(scope="module")

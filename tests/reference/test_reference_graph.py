@@ -16,7 +16,7 @@ from tensorstash.reference import Tensor, grad, saved_tensors_hooks, tensor
 from tensorstash.testing.harness import reference_counting_only
 
 WORKERS = 4
-DEEPER_THAN_PYTHON, DEEPER_THAN_C = 2_000, 12_000
+DEEPER_THAN_PYTHON, DEEPER_THAN_C = 1_200, 12_000
 """Links that would exceed the limit of recursion, and links whose finalizers would exceed the stack."""
 
 

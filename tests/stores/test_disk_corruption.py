@@ -11,7 +11,7 @@ from tensorstash.host.arrays import borrowed
 from tensorstash.host.checksum import CHECKSUM_BLOCK, block_checksums, checksum, joint_checksum
 from tensorstash.stores import Disk
 
-PIECE = 4 * 2**20
+PIECE = 2**20
 
 
 @pytest.fixture(params=[True, False], ids=["direct", "buffered"])

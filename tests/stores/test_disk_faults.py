@@ -22,7 +22,7 @@ from tensorstash.stores.disk.slab import Slab
 from tensorstash.stores.disk.store import DiskStore
 from tensorstash.stores.disk.syscalls import Syscalls
 
-PIECE = 4 * 2**20
+PIECE = 2**20
 
 
 @pytest.fixture(params=[True, False], ids=["direct", "buffered"])

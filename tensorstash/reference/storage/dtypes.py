@@ -26,7 +26,7 @@ class DType:
     @property
     def is_computed(self) -> bool:
         """Whether NumPy computes with it."""
-        return self.name == self.carrier.name
+        return self.name != "bfloat16"
 
     @property
     def is_differentiable(self) -> bool:

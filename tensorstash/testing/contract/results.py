@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +39,14 @@ class SameTraining(Harness):
     def test_line01_training_is_bitwise_that_without_hooks(self, lab: Lab, tmp_path: Path) -> None:
         policies = {**lossless_policies(tmp_path), **recomputing_policies(lab, tmp_path)}
         after, meanwhile = self.scope, self.stash  # backward when all bytes have left, or while they are leaving
-        ways: dict[Callable[..., dict[str, Array]], list[Callable[..., AbstractContextManager[Any]]]] = {
-            attention: [after, meanwhile],
-            partial(attention, dtype="float64"): [after],
-            training: [meanwhile],
+        ways: dict[Callable[..., dict[str, Array]], Callable[..., AbstractContextManager[Any]]] = {
+            attention: after,
+            partial(attention, dtype="float64"): meanwhile,
+            training: meanwhile,
         }
-        for program, enters in ways.items():
+        for program, enter in ways.items():
             expected = program(lab)
-            for (name, policy), enter in product(policies.items(), enters):
+            for name, policy in policies.items():
                 got = program(lab, scope=partial(enter, policy))
                 assert_same_arrays(got, expected, f"{program} under {name}")
 
@@ -130,9 +129,9 @@ class SameTensor(Harness):
 
     def test_line02_backward_sees_the_saved_bits_and_layout(self, lab: Lab, tmp_path: Path) -> None:
         saved = [tensor for dtype in lab.dtypes for tensor in self._strided(lab, dtype).values()]
-        for name, policy in lossless_policies(tmp_path).items():
-            is_whole = name in ("memory", "cpu_offload", "compress | disk")  # every layout in every dtype
-            self._assert_observed_unchanged(saved if is_whole else saved[::7], policy, lab)
+        for number, (name, policy) in enumerate(lossless_policies(tmp_path).items()):
+            is_whole = name in ("cpu_offload", "compress | disk")  # every layout in every dtype
+            self._assert_observed_unchanged(saved if is_whole else saved[number % 7 :: 7], policy, lab)
 
     def test_line02_lazy_flags_survive(self, lab: Lab) -> None:
         values = floats(3, 4) + 1j * floats(3, 4, seed=1)
