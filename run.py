@@ -34,13 +34,24 @@ def set_up(group: str) -> None:
     print(f"Installing the dependency group {group} in {VENV}; this happens once.", file=sys.stderr, flush=True)
     packages = []
     if not any(is_set_up(each) for each in GROUPS):
-        # The pip that comes with Python may be years old, and take twice as long.
-        venv.create(VENV, with_pip=True, clear=True, upgrade_deps=True)
-        packages.append(start_pip("--no-deps", f"-e{ROOT}"))  # one core compiles while another unpacks
+        create_environment()
+        # What is pinned is large, and one process unpacks on one core.
+        exact = [start_pip("--no-deps", each) for each in sorted(requirements(group)) if "==" in each.split(";")[0]]
+        packages.append(start_pip("--no-deps", f"-e{ROOT}"))  # compiles
+        for package in exact:
+            leave_unless_done(package)
     packages.append(start_pip(*sorted(requirements(group))))
     for package in reversed(packages):
         leave_unless_done(package)
     stamp(group).write_text(fingerprint())
+
+
+def create_environment() -> None:
+    """Make the virtual environment anew, with the newest pip: the one that comes with Python may take twice as long."""
+    venv.create(VENV, clear=True)
+    newest = [sys.executable, "-m", "pip", "--python", PYTHON, "install", "--no-compile", "pip"]
+    if subprocess.run(newest, stdout=sys.stderr.fileno()).returncode != 0:  # none there, or one before 22.3
+        venv.create(VENV, with_pip=True, clear=True, upgrade_deps=True)
 
 
 def start_pip(*arguments: str) -> subprocess.Popen[bytes]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 from pydantic import BaseModel, ValidationError
 
 import tensorstash as ts
@@ -76,6 +75,8 @@ def test_without_pyyaml_the_message_says_what_to_install(tmp_path: Path, monkeyp
 
 
 def test_what_omegaconf_makes_is_read_as_it_is() -> None:
+    from omegaconf import OmegaConf  # only this test needs it
+
     policy = ts.Quantize(4) | ts.DiskSpill("/a")
     config = OmegaConf.create({"policy": ts.to_dict(policy), "line": "compress"})
     assert ts.from_dict(config.policy) == policy

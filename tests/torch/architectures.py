@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import transformers
+from lazy import Lazy
 from torch import Tensor, nn
 
+transformers = Lazy("transformers")
 TOKENS = {"vocab_size": 61, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 Inputs = dict[str, Tensor]

@@ -9,16 +9,15 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from lazy import Lazy
 from memory_programs import LIMITS, POLICIES
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.fsdp._fully_shard import _fsdp_param
-from torch.distributed.tensor import Shard, distribute_tensor
 
 import tensorstash as ts
 from tests.samples import pairwise
 
+fsdp, tensor = Lazy("torch.distributed.fsdp"), Lazy("torch.distributed.tensor")
 WIDTH = 16
 
 
@@ -61,8 +60,8 @@ def sharded(alias):
     mesh = init_device_mesh("cpu", (1,))
     model = nn.Sequential(Aliased(alias), Aliased(alias))
     for block in model:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+        fsdp.fully_shard(block, mesh=mesh)
+    return fsdp.fully_shard(model, mesh=mesh)
 
 
 class Local(nn.Module):
@@ -83,10 +82,10 @@ def sharded_on_two_axes():
     model = nn.Sequential(Local(), Local())
     for block in model:
         for linear in (block.up, block.down):
-            weight = distribute_tensor(linear.weight.detach(), mesh["columns"], [Shard(0)])
+            weight = tensor.distribute_tensor(linear.weight.detach(), mesh["columns"], [tensor.Shard(0)])
             linear.weight = nn.Parameter(weight)
-        fully_shard(block, mesh=mesh["data"])
-    return fully_shard(model, mesh=mesh["data"])
+        fsdp.fully_shard(block, mesh=mesh["data"])
+    return fsdp.fully_shard(model, mesh=mesh["data"])
 
 
 def local(tensor):
@@ -120,6 +119,8 @@ def trained(make, around):
 def test_a_model_trains_as_without_hooks_and_its_unsharded_weights_are_freed(
     make, policy, limits, tmp_path, same_bits, monkeypatch
 ):
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
     make, freed, free = MAKERS[make], [], _fsdp_param.free_storage
 
     def recorded(tensor):
@@ -172,8 +173,8 @@ def test_what_is_made_of_weights_that_are_freed_by_then_is_not_made_again(outsid
         torch.manual_seed(0)
         model = Alternating(outside)
         for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
+            fsdp.fully_shard(block)
+        fsdp.fully_shard(model)
         handle = ts.wrap(model, line, min_bytes=0) if wrapped else None
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for _ in range(3):
