@@ -54,12 +54,14 @@ class Repeats(Protocol):
         constants: types of arguments that nobody changes, beside those of Python.
         notes: attributes of every module, in which the framework keeps its own bookkeeping.
         source: name of the Python module of its function.
+        trained: attribute of a tensor that tells whether it gets a gradient, in either sense.
     """
 
     tensor: type
     constants: tuple[type, ...]
     notes: frozenset[str]
     source: str
+    trained: str
 
     def is_checkpointed(self) -> bool:
         """Return whether somebody else computes again, in backward, the present work of this thread."""

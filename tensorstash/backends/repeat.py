@@ -7,8 +7,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from itertools import starmap
+from itertools import chain, starmap
 from math import prod
+from operator import call as called
 from operator import setitem
 from typing import Any
 
@@ -27,6 +28,7 @@ _STATE = (int, float, complex, str, bytes, *_CONTAINERS, *_DRAWERS)
 
 _HOOKS = {"_forward_pre_hooks", "_forward_hooks", "_forward_post_hooks"}
 _FRAMEWORKS = ("paddle.", "torch.")
+_SHARDING = ("accelerate.", "paddle.distributed.", "torch.distributed.")
 _BRINGERS = ("accelerate.", "contextlib", *_FRAMEWORKS)
 """Python modules whose hooks bring weights, or do nothing. Those of others may count calls or collect outputs."""
 
@@ -74,14 +76,16 @@ Saved = tuple[list[Hashable], list[Hashable]]
 """Keys of what a call saves, and of what it returns and its weights."""
 
 Held = tuple[dict[str, Any], str, Any]
-"""The dictionary of a module, a name in it, and the weight or buffer of that name."""
+"""The dictionary of a module, a name in it, and the weight or buffer of that name, or a value of its."""
 
-Notes = dict[tuple[int, int], tuple[weakref.ref[Any], str]]
-"""Weights or buffers and their names, by the identity of the reference and the version."""
+Notes = list[tuple[dict[str, Any], str, weakref.ref[Any], int]]
+"""Weights or buffers with their versions, as :data:`Held`."""
 
 
 class Again:
     """Calls a module on other tensors; after its first call in the modes of that, and on buffers as they were before.
+
+    Weights get a gradient, or get none, as in that call, too.
 
     Args:
         region: of the module.
@@ -98,8 +102,9 @@ class Again:
         self.parts: list[Any] = [part for _, part in region.backend.named_modules(module)]
         self._modes = [part.training for part in self.parts]
         self._weights: Notes | None = None
-        self._buffers: Notes = {}
+        self._buffers: Notes = []
         self._copies: list[Held] = []
+        self._flags: list[Held] = []
 
     def __call__(self, *tensors: Any) -> Any:
         if self._weights is None:
@@ -121,13 +126,20 @@ class Again:
         then = [(vars(part), "training", mode) for part, mode in modes if part.training is not mode]
         fresh = {id(copy): copy.clone() for _, _, copy in self._copies}  # some may be one tensor under two names
         then += [(space, key, fresh[id(copy)]) for space, key, copy in self._copies if key in space]
-        # Within one call of C each: no Ctrl-C finds some of them exchanged.
-        put, back = starmap(setitem, then), starmap(setitem, [(space, key, space[key]) for space, key, _ in then])
+        put: list[tuple[Any, ...]] = [(setitem, *each) for each in then]
+        back: list[tuple[Any, ...]] = [(setitem, space, key, space[key]) for space, key, _ in then]
+        trained = self.region.backend.repeats.trained
+        for space, key, flag in self._flags:
+            value = space.get(key)
+            if value is not None and getattr(value, trained) is not flag and value.is_leaf:
+                put.append((setattr, value, trained, flag))
+                back.append((setattr, value, trained, not flag))
         try:
-            deque(put, maxlen=0)
+            # Within one call of C each: no Ctrl-C finds some of them exchanged.
+            deque(starmap(called, put), maxlen=0)
             return self.call(*args, **kwargs)
         finally:
-            deque(back, maxlen=0)
+            deque(starmap(called, back), maxlen=0)
 
     def kinds(self) -> tuple[type, ...]:
         """Return the classes of the modules inside."""
@@ -143,7 +155,9 @@ class Again:
     def end(self) -> None:
         """Have all calls from now on repeat one with the present weights."""
         # Only now: sharding and offloading replace weights for a call, and free those that they have replaced.
-        self._weights, self._given = self._noted(self.held()[0]), None
+        held, trained = self.held(), self.region.backend.repeats.trained
+        self._flags = [(space, key, getattr(value, trained)) for space, key, value in chain(*held)]
+        self._weights, self._given = self._noted(held[0]), None
 
     def held(self) -> tuple[list[Held], list[Held], list[Held]]:
         """Return the weights, the large buffers and the small ones of the module."""
@@ -158,18 +172,28 @@ class Again:
         return found
 
     def changed(self) -> str:
-        """Return the name of a weight that was modified since, or of a large buffer that is another one; or ``""``."""
+        """Return the name of a weight or large buffer that was modified or replaced since, or ``""``."""
         version = self.region.backend.version
-        weights = ((reference(), key, then) for (_, then), (reference, key) in (self._weights or {}).items())
-        names = [key for weight, key, then in weights if weight is not None and version(weight) != then]
-        if self._buffers:
-            now = self._noted(self.held()[1])
-            names += [key for note, (_, key) in self._buffers.items() if note not in now]
-        return next(iter(names), "")
+        for space, key, reference, then in chain(self._weights or (), self._buffers):
+            value, now = reference(), space.get(key)
+            if value is not None and version(value) != then:
+                return key
+            if value is not now and not self._is_brought(value, now):
+                return key
+        return ""
 
     def _noted(self, held: list[Held]) -> Notes:
-        references = [(weakref.ref(value), key, self.region.backend.version(value)) for _, key, value in held]
-        return {(id(reference), version): (reference, key) for reference, key, version in references}
+        version = self.region.backend.version
+        return [(space, key, weakref.ref(value), version(value)) for space, key, value in held]
+
+    def _is_brought(self, *weights: Any) -> bool:
+        """Return whether sharding or offloading has put one of the weights into its place for a while."""
+        bases = (getattr(weight, "_base", None) for weight in weights)
+        kinds = (kind for each in (*weights, *bases, *self.parts) for kind in type(each).__mro__)
+        sources = chain((kind.__module__ for kind in kinds), _sources_of_hooks(self.parts))
+        return any(getattr(weight, "is_meta", False) for weight in weights) or any(
+            source.startswith(_SHARDING) for source in sources
+        )
 
 
 def call_inside(inside: Any, module: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -202,10 +226,13 @@ def call_again(
     return None
 
 
-def _hooks_of_others(parts: list[Any]) -> str:
+def _sources_of_hooks(parts: list[Any]) -> list[str]:
     hooks = [hook for part in parts for kind in _HOOKS & vars(part).keys() for hook in vars(part)[kind].values()]
-    sources = [str(getattr(getattr(hook, "func", hook), "__module__", "")) for hook in hooks]
-    found = next((source for source in sources if not source.startswith(_BRINGERS)), None)
+    return [str(getattr(getattr(hook, "func", hook), "__module__", "")) for hook in hooks]
+
+
+def _hooks_of_others(parts: list[Any]) -> str:
+    found = next((source for source in _sources_of_hooks(parts) if not source.startswith(_BRINGERS)), None)
     return "" if found is None else f"has hooks of {found}, which may count its calls or collect its outputs"
 
 

@@ -34,6 +34,7 @@ _CURES = {
     ),
     "kept by policy": "the steps of the policy do not apply to the saved tensors: check dtypes and rules",
     "policy": "no rule of the policy selects them: check its rules",
+    "subclass": "only checkpoint makes tensors of a subclass, such as DTensor, take less memory",
     "tracing": "enter the stash where the model runs, not where it is traced",
     "deferred computation": "such a device has nothing to move while it records a graph: use its own checkpointing",
     "opaque layout": "the device does not show the bytes of its tensors: train on another one, or checkpoint",

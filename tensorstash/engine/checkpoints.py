@@ -25,8 +25,8 @@ def judge_regions(adviser: Adviser, regions: Collection[Region]) -> None:
     """Say once which blocks are stored rather than computed again, and why."""
     for treatment, names in by_treatment([each for each in regions if each.refusal not in (None, "", ALREADY)]).items():
         adviser.say(
-            f"{len(names)} blocks are {treatment} ({', '.join(names)}). They are left to the rest of the policy. "
-            "Have them depend on arguments and weights alone (use_cache=False for Transformers), or name others: "
+            f"blocks {', '.join(names)} are {treatment}. They are left to the rest of the policy. Have them depend on "
+            "arguments and weights alone (use_cache=False for Transformers, no hooks), or name others: "
             "Checkpoint(blocks='*.layers.*')"
         )
 

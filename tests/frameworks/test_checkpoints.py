@@ -183,14 +183,33 @@ def test_a_model_that_is_in_eval_before_backward_repeats_the_call_of_training(fr
     assert results(model) == plain
 
 
-def test_weights_that_are_modified_before_backward_are_an_error_and_no_wrong_gradient(blocks, x):
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_weights_that_are_others_before_backward_are_an_error_and_no_wrong_gradient(blocks, x, is_replaced):
     ts.wrap(model := blocks.model(), "checkpoint | compress", min_bytes=0)
     for _ in range(2):
         earlier, loss = (model(x).square().sum() for _ in range(2))
         loss.backward()
-        blocks.lab.descend(model.blocks[1].up.bias, 0.01)
+        if is_replaced:
+            model.blocks[1].up.bias = copy.deepcopy(model.blocks[1].up.bias)
+        else:
+            blocks.lab.descend(model.blocks[1].up.bias, 0.01)
         with pytest.raises(Exception, match=r"blocks\.1 is computed again in backward, but its bias has been modified"):
             earlier.backward()
+
+
+@pytest.mark.parametrize("are_frozen", [False, True])
+def test_weights_that_were_frozen_or_not_in_forward_alone_get_their_plain_gradients(blocks, x, are_frozen):
+    def trained(policy):
+        model, name, losses = blocks.model(), blocks.lab.backend.repeats.trained, []
+        with ts.wrap(model, policy, min_bytes=0):
+            for turn in range(4):
+                for weight in model.blocks[1].parameters() if are_frozen or turn % 2 else ():
+                    setattr(weight, name, not getattr(weight, name))
+                blocks.lab.seed(3)
+                losses.pop().backward() if turn % 2 else losses.append(model(x).square().sum())
+        return bits(weight.grad for weight in model.parameters() if weight.grad is not None)
+
+    assert trained("checkpoint | compress") == trained("keep")
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])

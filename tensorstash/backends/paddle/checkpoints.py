@@ -36,6 +36,7 @@ class PaddleRepeats(Repeats):
     constants = (paddle.dtype,)
     notes = frozenset(vars(paddle.nn.Layer())) - {"training"} | {"_data_format"}
     source = _recompute.__module__
+    trained = "stop_gradient"
 
     def is_checkpointed(self) -> bool:
         return is_called_by(self.source)

@@ -27,6 +27,7 @@ class TorchRepeats(Repeats):
     constants = (torch.dtype, torch.device, torch.layout)
     notes = frozenset(vars(Module())) - {"training"}
     source = theirs.__name__
+    trained = "requires_grad"
 
     def is_checkpointed(self) -> bool:
         top = _top_saved_tensors_default_hooks(True)

@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _REFUSAL = "support saved tensor hooks"
 _CURE = (
     "tensorstash: the hooks of a stash or a wrap are in force here; call torch.func inside of "
-    "`with tensorstash.suspended():`, which takes them off for a block"
+    "`with tensorstash.suspended():`, which takes them off for a block, and a wrapped model after remove() of its wrap"
 )
 
 
