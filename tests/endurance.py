@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
@@ -72,7 +72,7 @@ def train(framework: str, policy: str, directory: str, steps: int) -> Iterator[H
     assert policy == "none" or stash.stats().stashed.tensors > steps
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Print what each process holds, early and late; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--framework", action="append", choices=BACKENDS)
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--tolerance-mib", type=float, default=6.0)
     parser.add_argument("--directory", default="/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     runs = list(product(options.framework or BACKENDS, options.policy or POLICIES))
     if len(runs) > 1:
         rest = [

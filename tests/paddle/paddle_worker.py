@@ -103,4 +103,4 @@ def main(rank: int) -> object:
 if __name__ == "__main__":
     with ProcessPoolExecutor(2, get_context("fork")) as ranks:
         first, second = ranks.map(main, range(2))
-    assert first == second
+    print("the same" if first == second else "others")

@@ -26,7 +26,7 @@ class DType:
     @property
     def is_computed(self) -> bool:
         """Whether NumPy computes with it."""
-        return self.name != "bfloat16"
+        return self.name == self.carrier.name
 
     @property
     def is_differentiable(self) -> bool:

@@ -33,7 +33,7 @@ class Layout:
     itemsize: int
 
     def __post_init__(self) -> None:
-        if (self.offset < 0 or min(self.strides, default=0) < 0) and self.begin < 0:
+        if self.begin < 0:
             raise ValueError(f"shape {self.shape}, strides {self.strides} and offset {self.offset} lead before byte 0")
 
     @staticmethod
