@@ -52,8 +52,10 @@ def contents(spec: TensorSpec) -> Mapping[str, Array]:
     if spec.kind != "bool":
         half = np.where(rng.random(bits.nbytes) < 0.5, 0, as_bytes(bits))
         found["half of the bytes zero"] = half.astype(np.uint8).view(spec.carrier)
-    numbers = np.arange(math.prod(shape))  # NumPy's resize makes a list of all the copies of what is short
-    return {name: array[numbers % array.size].reshape(shape) for name, array in found.items()}
+    # NumPy's resize makes a list of all the copies of what is short.
+    numbers = np.arange(math.prod(shape))
+    whole = {name: each if each.size == numbers.size else each[numbers % each.size] for name, each in found.items()}
+    return {name: each.reshape(shape) for name, each in whole.items()}
 
 
 def float_bits(values: Array, dtype: str) -> Array:

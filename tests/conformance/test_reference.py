@@ -6,14 +6,14 @@ from tensorstash.testing.labs.reference import ReferenceLab
 from tests.samples import IS_LONG
 
 
-class TestReference(BackendSuite):
-    lab = ReferenceLab()
-
-
 class HostAlone(ReferenceLab):
-    """In a sample, NumPy in place of what is compiled is for the host."""
+    """In a sample, the simulated accelerator is the one that does its work whenever it likes."""
 
     devices = ReferenceLab.devices if IS_LONG else ("cpu",)
+
+
+class TestReference(BackendSuite):
+    lab = HostAlone()
 
 
 @pytest.mark.usefixtures("nothing_is_compiled")

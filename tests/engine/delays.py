@@ -70,7 +70,7 @@ def released(held: dict[int, Any], dice: Dice) -> Iterator[None]:
     ends = threading.Event()
 
     def release() -> None:
-        while not ends.wait(0.0002):
+        while not ends.wait(0.001):
             dice.wait()
             if held and dice.chance(0.5):
                 held.popitem()

@@ -29,8 +29,9 @@ from tensorstash.errors import CodecError
 from tensorstash.policies import StoreIn
 from tensorstash.reference import Tensor
 from tensorstash.reference.storage.streams import Stream, default_stream, use_stream
+from tests.samples import IS_LONG
 
-INTERLEAVINGS = int(os.environ.get("TENSORSTASH_INTERLEAVINGS", "80"))
+INTERLEAVINGS = int(os.environ.get("TENSORSTASH_INTERLEAVINGS", "80" if IS_LONG else "48"))
 CHUNKS = 8
 MOST_TRIES = 800
 
@@ -199,6 +200,7 @@ RARE: dict[type, int] = {
     lacks.SourceReadOnAnotherStreamReused: 250,
     lacks.ReloadOvertakesItsOwnOffload: 710,
     lacks.ArrivalDroppedUnderItsCopy: 120,
+    lacks.TensorHandedToAnotherStream: 30,
 }
 """Seeds before these notice nothing."""
 

@@ -6,11 +6,11 @@ A sample runs always. ``TENSORSTASH_OPERATORS=all`` runs the whole table, and
 
 import os
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from paddle_operators.cases import LAYOUTS, Case, every_case
-from paddle_operators.driving import outcomes, sampled
+from paddle_operators.driving import Server, sampled
 from paddle_operators.lossy import cases_of_readers
 from paddle_operators.rows import ROWS
 
@@ -27,9 +27,10 @@ AMPLIFIED = 'geometric.send_uv(x(), positive(), i(5, high=3), i(5, high=3), "div
 """No measure of one operator: it is two, of which the second divides by what the first got inexactly."""
 
 
-@pytest.fixture(autouse=True)
-def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TENSORSTASH_TEST_DIRECTORY", str(tmp_path))
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(TENSORSTASH_TEST_DIRECTORY=str(tmp_path_factory.mktemp("spilled"))) as server:
+        yield server
 
 
 def test_the_table_has_more_than_500_operators_and_all_layouts():
@@ -40,10 +41,10 @@ def test_the_table_has_more_than_500_operators_and_all_layouts():
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
-def test_lossless_policies_change_no_bit_of_any_operator_but_where_plain_paddle_refuses_it():
+def test_lossless_policies_change_no_bit_of_any_operator_but_where_plain_paddle_refuses_it(server):
     cases = sampled(every_case(), SEED)
     wrong, counted = {}, Counter()
-    for case, outcome in outcomes("jobs.under_policies", cases if WHOLE else cases[:250]):
+    for case, outcome in server.outcomes("jobs.under_policies", cases if WHOLE else cases[:250]).items():
         counted[outcome.get("excluded", "compared")] += 1
         if outcome.keys() & {"failed", "died"}:
             wrong[case.id] = outcome
@@ -54,14 +55,10 @@ def test_lossless_policies_change_no_bit_of_any_operator_but_where_plain_paddle_
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
-def test_gradients_under_lossy_policies_stay_within_the_stated_error():
+def test_gradients_under_lossy_policies_stay_within_the_stated_error(server):
     cases = [case for case in sampled(cases_of_readers(), 1) if case.row != AMPLIFIED]
-    outside = {}
-    for case, outcome in outcomes("lossy.under_lossy_policies", cases if WHOLE else cases[:30]):
-        assert "died" not in outcome, f"{case.id}: {outcome}"
-        if max(outcome.values(), default=0.0) > STATED:
-            outside[case.id] = outcome
-    assert not outside
+    said = server.outcomes("lossy.under_lossy_policies", cases if WHOLE else cases[:30]).items()
+    assert not {case.id: errors for case, errors in said if "died" in errors or max(errors.values()) > STATED}
 
 
 SAVE_NOTHING = """
@@ -73,11 +70,11 @@ SAVE_NOTHING = """
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
-def test_readers_have_an_edge_to_whatever_made_what_they_save_and_guarded_ones_alone_write_into_it():
+def test_readers_have_an_edge_to_whatever_made_what_they_save_and_guarded_ones_alone_write_into_it(server):
     cases = (case for case in every_case() if case.dtype == "float32")
     # Operators that work in place have the nodes of others.
     few = (case for case in cases if case.layout == "contiguous" and not ROWS[case.row].name.endswith("_"))
-    found = list(outcomes("jobs.looked_at", cases if WHOLE else few))
+    found = server.outcomes("jobs.looked_at", cases if WHOLE else few).items()
     wrote = {node for _, outcome in found for node in outcome.get("wrote", ())}
     assert wrote == {"CrossEntropyWithSoftmaxGradNode"}
     assert wrote <= {"".join(word.capitalize() for word in name.split("_")) + "GradNode" for name in WRITERS}
@@ -89,7 +86,7 @@ def test_readers_have_an_edge_to_whatever_made_what_they_save_and_guarded_ones_a
     assert READERS - saving == {f"{name}GradNode" for name in SAVE_NOTHING.split()}
 
 
-def test_the_search_finds_planted_faults_and_names_a_case_that_kills_its_process():
+def test_the_search_finds_planted_faults_and_names_a_case_that_kills_its_process(server):
     changed = "F.softmax_with_cross_entropy(x(5, 4), i(5, 1, high=4), return_softmax=True)"
     planted = {
         Case("paddle.exp(x())", "contiguous", "float32"): "alive",
@@ -98,4 +95,4 @@ def test_the_search_finds_planted_faults_and_names_a_case_that_kills_its_process
         Case("paddle.square(x())", "transposed", "float32"): "other gradients",
         Case(changed, "contiguous", "float32"): "backward changed output 1",
     }
-    assert dict(outcomes("jobs.faulty", planted)) == planted
+    assert server.outcomes("jobs.faulty", planted) == planted

@@ -74,7 +74,7 @@ def test_gradients_are_bitwise_those_without_hooks(name, is_autocast, same_bits)
 
 @pytest.mark.parametrize("is_autocast", [False, True], ids=["float32", "autocast"])
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "lstm"])
-def test_weights_after_five_steps_are_those_of_checkpoints_by_hand(name, is_autocast, same_bits):
+def test_weights_after_three_steps_are_those_of_checkpoints_by_hand(name, is_autocast, same_bits):
     ours, inputs = prepared(name)
     by_hand = deepcopy(ours)
     for place in ts.Checkpoint().chosen(dict(by_hand.named_modules())):
@@ -84,7 +84,7 @@ def test_weights_after_five_steps_are_those_of_checkpoints_by_hand(name, is_auto
     with ts.wrap(ours, "checkpoint | compress", min_bytes=0) as handle:
         for model in (by_hand, ours):
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            for step in range(5):
+            for step in range(3):
                 torch.manual_seed(step)
                 with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
                     loss = model(**inputs).loss

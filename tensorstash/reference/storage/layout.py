@@ -54,7 +54,7 @@ class Layout:
     @property
     def begin(self) -> int:
         """The first byte the layout touches; its offset if it touches none."""
-        return self.offset + self._reach(min) if self.numel else self.offset
+        return self.offset + self._reach(min) if self.numel and min(self.strides, default=0) < 0 else self.offset
 
     @property
     def end(self) -> int:
@@ -62,7 +62,8 @@ class Layout:
         return self.offset + self._reach(max) + self.itemsize if self.numel else 0
 
     def _reach(self, side: Callable[[int, int], int]) -> int:
-        return sum((size - 1) * side(step, 0) for size, step in zip(self.shape, self.byte_strides, strict=True))
+        steps = zip(self.shape, self.strides, strict=True)
+        return self.itemsize * sum((size - 1) * side(step, 0) for size, step in steps)
 
     @property
     def is_contiguous(self) -> bool:
