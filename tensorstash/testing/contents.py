@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 
@@ -31,6 +32,11 @@ def every_spec(shape: tuple[int, ...]) -> list[TensorSpec]:
 
 def contents(spec: TensorSpec) -> Mapping[str, Array]:
     """Return named contents of an array of ``spec``; a run of bytes of unknown length gets some length."""
+    return {name: array.copy() for name, array in _contents(spec).items()}
+
+
+@cache
+def _contents(spec: TensorSpec) -> Mapping[str, Array]:
     shape = (777,) if spec.shape == (-1,) else spec.shape
     numel = max(int(np.prod(shape, dtype=int)), 1)
     bits, zero = pattern(spec.dtype, numel), np.zeros(1, spec.carrier)

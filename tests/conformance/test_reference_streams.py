@@ -9,12 +9,14 @@ from asynchronous import Shuffled, asynchronous
 from tensorstash.reference import Tensor, streams
 from tensorstash.testing import BackendSuite
 from tensorstash.testing.labs.reference import ReferenceLab
+from tests.samples import IS_LONG
 
 
 class BehindTheProgram(ReferenceLab):
     """The simulated accelerator, where nothing is done at once."""
 
     devices = ("sim:0",)
+    dtypes = ReferenceLab.dtypes if IS_LONG else ("bool", "int16", "float32", "int64", "complex128")  # one of each size
 
     def write_unversioned(self, tensor: Tensor, value: float) -> None:
         streams.current_stream(tensor.device).synchronize()

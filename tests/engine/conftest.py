@@ -4,6 +4,7 @@ import hypothesis
 import pytest
 
 from tensorstash.testing.harness import reference_counting_only
+from tests.samples import IS_LONG
 
 
 @pytest.fixture
@@ -15,7 +16,7 @@ def no_gc():
 
 hypothesis.settings.register_profile(
     "default",
-    max_examples=10,
+    max_examples=10 if IS_LONG else 7,
     deadline=None,
     derandomize="CI" in os.environ,
     suppress_health_check=list(hypothesis.HealthCheck),

@@ -27,7 +27,7 @@ def test_the_file_is_flat_over_steps_of_changing_shapes(tmp_path, payload):
     store, order = Disk(directory=str(tmp_path)).open(), random.Random(0)
     shapes = [[order.randint(1, 3 * MIB) for _ in range(12)] for _ in range(3)]
     source, kept, most_used = payload(3 * MIB), [], 0
-    for step in range(80):
+    for step in range(40):
         slots = [store.put(source[:nbytes]) for nbytes in shapes[step % 3]]
         most_used = max(most_used, store.used_bytes)
         if step % 7 == 0:

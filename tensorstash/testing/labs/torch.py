@@ -77,7 +77,8 @@ class TorchLab(Lab):
         return observed
 
     def seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
+        # PyTorch's function for all devices writes down the stack once for each kind that is not there.
+        (torch.default_generator if self.devices == ("cpu",) else torch).manual_seed(seed)
 
     def draw(self) -> float:
         return torch.rand(()).item()

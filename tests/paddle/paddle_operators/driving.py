@@ -24,15 +24,10 @@ SECONDS = 60
 class Server(Program):
     """A program that imports everything once, and has a copy of itself do each job, which may die of it."""
 
-    def __init__(self, **variables: str) -> None:
-        super().__init__(f"from {__name__} import serve; serve()", **variables)
-
     def outcomes(self, job: str, cases: Iterable[Case]) -> dict[Case, Any]:
         """Return what a job says of each case, in order; ``{"died": signal}`` of one that killed its process.
 
-        Args:
-            job: a function from a case to what goes into JSON, by its dotted name in this package.
-            cases: to run.
+        A job is a function from a case to what goes into JSON, by its dotted name in this package.
         """
         wanted, found = list(cases), dict[Case, Any]()
         while wanted:
