@@ -26,7 +26,7 @@ def main(number: int, backend: str, directory: str, *policies: str) -> None:
     ctypes.CDLL(None).mallopt(-3, 2**16)  # M_MMAP_THRESHOLD
     ctypes.CDLL(None).malloc_trim(0)
     torch.manual_seed(0)
-    blocks = [nn.Sequential(nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 128)) for _ in range(6)]
+    blocks = [nn.Sequential(nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 128)) for _ in range(3)]
     model = nn.Sequential(*blocks)
     for block in model:
         block.compile(backend=backend)

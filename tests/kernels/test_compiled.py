@@ -16,9 +16,10 @@ from tensorstash.host import native
 from tensorstash.host.arrays import Array
 from tensorstash.testing.contents import dense_spec
 from tests.documents import ROOT
+from tests.samples import IS_LONG
 
 INCLUDE = sysconfig.get_paths()["include"]
-SANITIZED = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+SANITIZED = ["-g1", "-O1" if IS_LONG else "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 compiled = pytest.mark.skipif(native.functions is None, reason="nothing is compiled here")
 

@@ -18,7 +18,7 @@ from tests.device.chosen import FIRST, Card
 from tests.device.models import MODELS, POLICIES, gradients, made
 from tests.device.simulated import Simulated
 
-RUNS = int(os.environ.get("TENSORSTASH_SCHEDULES", "2"))
+RUNS = int(os.environ.get("TENSORSTASH_SCHEDULES", "1"))
 FIRST_SEED = int(os.environ.get("TENSORSTASH_SCHEDULES_FROM", "0"))
 
 
