@@ -137,8 +137,7 @@ def test_steps_on_a_device_are_measured_for_every_method(run_here: RunHere, tmp_
                 assert (row["gradients"] == "equal") is not name.startswith("quantize"), (name, row["gradients"])
             assert len(row["seconds"]) == 1
     assert found["cpu_offload"]["stats"]["seen"]["nbytes"] > 0
-    rows = table((tmp_path / "table").read_text())
-    assert [row["length"] for row in rows] == ["64"] * len(found)
+    assert [row["length"] for row in table((tmp_path / "table").read_text())] == ["64"] * len(found)
 
 
 @pytest.mark.long
@@ -159,8 +158,7 @@ def table(text: str) -> list[dict[str, str]]:
 
 def test_training_quality_is_reported_as_numbers_and_a_table(run_here: RunHere, tmp_path: Path) -> None:
     some = f"--tiny --policy {LOSSY} --seeds 2 --steps 3 --task torch/gpt".split()
-    kinds = {"markdown": "md", "json": "json"}
-    files = [argument for kind, end in kinds.items() for argument in (f"--{kind}", str(tmp_path / f"quality.{end}"))]
+    files = ["--markdown", str(tmp_path / "quality.md"), "--json", str(tmp_path / "quality.json")]
     run_here("quality", *files, *some)
 
     rows = table((tmp_path / "quality.md").read_text())

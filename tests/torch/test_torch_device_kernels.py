@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tensorstash.kernels.groups import Groups
 from tensorstash.protocols import Codec
 from tensorstash.spec import TensorSpec
 from tensorstash.testing.labs.torch import TorchLab
-from tests.samples import IS_LONG
+from tests.samples import IS_LONG, pairwise
 
 if sys.platform != "linux":
     pytest.skip("Triton has no build for this system", allow_module_level=True)
@@ -41,6 +42,7 @@ DEVICE = next((kind for kind in ("cuda", "xpu") if getattr(torch, kind).is_avail
 DTYPES = ["float16", "bfloat16", "float32"]
 SHAPES = [((33, 256), 128), ((3, 500), 100), ((130,), 64), ((5, 4, 3, 8), 128), ((7, 61), 33)]
 CONTENTS = ["specials"] if INTERPRETED else ["normal", "zeros and constants", "specials", "any bits"]
+SOME = pairwise if INTERPRETED else product
 PLACES = [pytest.param("cpu", id="interpreted")] if INTERPRETED else []
 if DEVICE and not INTERPRETED:
     PLACES = [pytest.param(DEVICE, id="on a device", marks=pytest.mark.gpu)]
@@ -112,9 +114,7 @@ def place(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("content", CONTENTS)
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "bits", "rounding"), [*SOME(DTYPES, [2, 4, 8], ["nearest", "stochastic"])])
 def test_quantization(dtype: str, bits: int, rounding: str, content: str, place: str) -> None:
     # The interpreter is slow, and a dtype matters only where elements are read and written.
     for shape, group_size in SHAPES[-2:] if INTERPRETED else SHAPES:
