@@ -52,7 +52,7 @@ class Repeats(Protocol):
     Args:
         tensor: its type.
         constants: types of arguments that nobody changes, beside those of Python.
-        notes: attributes of every module, in which the framework keeps its own bookkeeping.
+        notes: attributes of every module, in which the framework keeps its own bookkeeping, and no modules.
         source: name of the Python module of its function.
         trained: attribute of a tensor that tells whether it gets a gradient, in either sense.
     """

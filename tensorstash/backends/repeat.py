@@ -1,11 +1,9 @@
 """A call of a module that is computed again in backward, in any framework, and the proof that it can be."""
 
-import io
-import pickle
 import random
 import weakref
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from itertools import chain, starmap
 from math import prod
@@ -16,54 +14,23 @@ from typing import Any
 import numpy as np
 
 from tensorstash.abilities.checkpoints import ALREADY, CHECKPOINTED, Region, Repeats
+from tensorstash.backends.arguments import apart, written
 from tensorstash.backends.forward import is_called_by
 from tensorstash.errors import SavedTensorModifiedError, StashError, modified
 
-_PLAIN = {bool, int, float, str, bytes, type(None), tuple, list, dict}
-_CONSTANTS = (bool, int, float, complex, str, bytes, slice, range, type(None))
 _DRAWERS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, np.ndarray, np.generic, Iterator)
 _STATE = (int, float, complex, str, bytes, *_CONTAINERS, *_DRAWERS)
 """Types of attributes that are compared with all that is inside; of all others but tensors only the identity is."""
+_COPIED = dict, list, OrderedDict
+_KEPT = int, float, complex, str, bytes, tuple, type(None), *_COPIED
+"""Types of attributes that later calls find as the first has left them."""
 
 _HOOKS = {"_forward_pre_hooks", "_forward_hooks", "_forward_post_hooks"}
 _FRAMEWORKS = ("paddle.", "torch.")
 _SHARDING = ("accelerate.", "paddle.distributed.", "torch.distributed.")
 _BRINGERS = ("accelerate.", "contextlib", *_FRAMEWORKS)
 """Python modules whose hooks bring weights, or do nothing. Those of others may count calls or collect outputs."""
-
-
-def _written(value: Any, is_text: Callable[[Any], bool], name: Callable[[Any], Hashable]) -> tuple[bytes, list[Any]]:
-    """Return a value as text, with names for all parts that are no text, and those parts."""
-    parts: list[Any] = []
-
-    def name_of(part: Any) -> Hashable:
-        if is_text(part):
-            return None
-        parts.append(part)
-        return name(part)
-
-    file = io.BytesIO()
-    pickler = pickle.Pickler(file, 4)
-    pickler.persistent_id = name_of  # type: ignore[method-assign]
-    pickler.dump(value)
-    return file.getvalue(), parts
-
-
-def apart(value: Any, framework: Repeats) -> tuple[Callable[[Sequence[Any]], Any], list[Any], list[Any]]:
-    """Return what makes arguments or outputs of other tensors; their tensors; and the objects that may change."""
-    text, parts = _written(value, lambda part: type(part) in _PLAIN, id)
-    tensors = {id(part): part for part in parts if isinstance(part, framework.tensor)}
-    others = {id(part): part for part in parts if id(part) not in tensors}
-    numbers, constants = [*tensors], _CONSTANTS + framework.constants
-
-    def made_of(values: Sequence[Any]) -> Any:
-        unpickler = pickle.Unpickler(io.BytesIO(text))
-        found = others | dict(zip(numbers, values, strict=True))
-        unpickler.persistent_load = found.__getitem__  # type: ignore[method-assign]
-        return unpickler.load()
-
-    return made_of, [*tensors.values()], [part for part in others.values() if not isinstance(part, constants)]
 
 
 _COPIED_BYTES = 64 * 1024
@@ -83,7 +50,7 @@ Notes = list[tuple[dict[str, Any], str, weakref.ref[Any], int]]
 
 
 class Again:
-    """Calls a module on other tensors; after its first call in the modes of that, and on buffers as they were before.
+    """Calls a module on other tensors; after its first call with the attributes, modules and buffers of that.
 
     Weights get a gradient, or get none, as in that call, too.
 
@@ -100,7 +67,8 @@ class Again:
     ) -> None:
         self.region, self.module, self.call, self._given, self._arguments = region, module, call, given, arguments
         self.parts: list[Any] = [part for _, part in region.backend.named_modules(module)]
-        self._modes = [part.training for part in self.parts]
+        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._containers: list[tuple[dict[str, Any], str, Any, Any]] = []
         self._weights: Notes | None = None
         self._buffers: Notes = []
         self._copies: list[Held] = []
@@ -119,16 +87,24 @@ class Again:
             raise SavedTensorModifiedError(
                 f"block {self.region.name} is computed again in backward, but its {name} has been modified by an "
                 f"inplace operation, or replaced, since the forward pass. Call backward before that, such as a step of "
-                f"the optimizer, or leave the block to the rest of the policy by checkpoint:blocks="
+                f"the optimizer, or leave the block out: Checkpoint(blocks=...) names the others"
             )
         args, kwargs = self._arguments(tensors)
-        modes = zip(self.parts, self._modes, strict=True)
-        then = [(vars(part), "training", mode) for part, mode in modes if part.training is not mode]
-        fresh = {id(copy): copy.clone() for _, _, copy in self._copies}  # some may be one tensor under two names
-        then += [(space, key, fresh[id(copy)]) for space, key, copy in self._copies if key in space]
+        fresh = {id(each): each.clone() for _, _, each in self._copies}  # some may be one tensor under two names
+        notes, trained = self.region.backend.repeats.notes, self.region.backend.repeats.trained
+        then = [
+            (space, key, value)
+            for space, attributes in self._attributes
+            for key, value in attributes.items()
+            if space.get(key, self) is not value and isinstance(value, _KEPT) and key not in notes
+        ]
+        then += [(space, key, kept) for space, key, value, kept in self._containers if _inside(value) != _inside(kept)]
+        then += [(space, key, fresh[id(each)]) for space, key, each in self._copies if key in space]
         put: list[tuple[Any, ...]] = [(setitem, *each) for each in then]
-        back: list[tuple[Any, ...]] = [(setitem, space, key, space[key]) for space, key, _ in then]
-        trained = self.region.backend.repeats.trained
+        back: list[tuple[Any, ...]] = [
+            (setitem, space, key, space[key]) if key in space else (dict.pop, space, key, None)
+            for space, key, _ in then
+        ]
         for space, key, flag in self._flags:
             value = space.get(key)
             if value is not None and getattr(value, trained) is not flag and value.is_leaf:
@@ -158,6 +134,14 @@ class Again:
         held, trained = self.held(), self.region.backend.repeats.trained
         self._flags = [(space, key, getattr(value, trained)) for space, key, value in chain(*held)]
         self._weights, self._given = self._noted(held[0]), None
+        notes, spaces = self.region.backend.repeats.notes, [vars(part) for part in self.parts]
+        self._attributes = [(space, space.copy()) for space in spaces]
+        self._containers = [
+            (space, key, value, value.copy())
+            for space in spaces
+            for key, value in space.items()
+            if key not in notes and type(value) in _COPIED
+        ]
 
     def held(self) -> tuple[list[Held], list[Held], list[Held]]:
         """Return the weights, the large buffers and the small ones of the module."""
@@ -178,7 +162,7 @@ class Again:
             value, now = reference(), space.get(key)
             if value is not None and version(value) != then:
                 return key
-            if value is not now and not self._is_brought(value, now):
+            if value is not now and not self._is_brought(key, value, now):
                 return key
         return ""
 
@@ -186,14 +170,20 @@ class Again:
         version = self.region.backend.version
         return [(space, key, weakref.ref(value), version(value)) for space, key, value in held]
 
-    def _is_brought(self, *weights: Any) -> bool:
+    def _is_brought(self, key: str, *weights: Any) -> bool:
         """Return whether sharding or offloading has put one of the weights into its place for a while."""
+        if any(vars(part).get(key) is weights[0] for part in self.parts):  # FSDP 1 takes it from the parameters
+            return weights[0] is not None
         bases = (getattr(weight, "_base", None) for weight in weights)
         kinds = (kind for each in (*weights, *bases, *self.parts) for kind in type(each).__mro__)
         sources = chain((kind.__module__ for kind in kinds), _sources_of_hooks(self.parts))
         return any(getattr(weight, "is_meta", False) for weight in weights) or any(
             source.startswith(_SHARDING) for source in sources
         )
+
+
+def _inside(container: Any) -> list[int]:
+    return [*map(id, container), *map(id, container.values() if isinstance(container, dict) else ())]
 
 
 def call_inside(inside: Any, module: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -291,7 +281,7 @@ def _state(again: Again, arguments: Any, *, is_over: bool = True) -> Snapshot:
     backend = again.region.backend
 
     def key_of(value: Any) -> tuple[bytes, list[Any]]:
-        return _written(value, lambda part: isinstance(part, _STATE), lambda part: f"{id(part)} {_bits(part, backend)}")
+        return written(value, lambda part: isinstance(part, _STATE), lambda part: f"{id(part)} {_bits(part, backend)}")
 
     try:
         drawn = random.getstate(), np.random.get_state()
@@ -366,7 +356,7 @@ def _run(
         if packed is None:
             raise StashError(
                 f"block {again.region.name} was called twice for its proof, and has left tensors of the second call "
-                "outside, such as in a list of losses: return them, or choose other blocks by checkpoint:blocks="
+                "outside, such as in a list of losses: return them, or name other blocks: Checkpoint(blocks=...)"
             )
         alias, version = packed
         if (now := backend.version(alias)) != version:

@@ -65,7 +65,10 @@ class Checkpoint(Policy):
         for name in modules:
             if name in named and not (outermost and name.startswith(f"{outermost[-1]}.")):
                 outermost.append(name)
-        return {name: named[name] for name in outermost[:: self.every]}
+        # A unit of FSDP 1 takes its weights apart in each call, and hooks of one call are lost in the next (PyTorch's
+        # set_data makes new gradient accumulators where the dtype changes): the block inside is called again.
+        inside = {name: f"{name}._fsdp_wrapped_module" for name in outermost[:: self.every]}
+        return {block if block in modules else name: named[name] for name, block in inside.items()}
 
 
 def checkpoint_of(policy: HookPolicy) -> Checkpoint | None:

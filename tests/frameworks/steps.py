@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import pytest
+
 import tensorstash as ts
 
 
@@ -14,7 +16,8 @@ def wrapped(model: Any, policy: Any = "compress", **options: Any) -> ts.Wrapped:
 
 def bits(parameters: Iterable[Any]) -> list[bytes]:
     """Return the bits of the gradients that are there."""
-    return [each.grad.numpy().tobytes() for each in parameters if each.grad is not None]
+    found = [each.grad.numpy().tobytes() for each in parameters if each.grad is not None]
+    return found or pytest.fail("there are none")
 
 
 def train(model: Any, x: Any) -> list[bytes]:

@@ -1,7 +1,4 @@
-"""A run of two processes, which import all together; prints, as JSON, what each reports of each way to parallelize.
-
-Started by the tests as ``python distributed_worker.py STORE_FILE``.
-"""
+"""Two processes, which import all together; prints, as JSON, what each reports of each way to parallelize."""
 
 import json
 import sys
@@ -17,7 +14,7 @@ import torch._dynamo  # as the first optimizer would in each
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -42,8 +39,8 @@ class Block(nn.Module):
 
 
 def fsdp1(model: nn.Sequential) -> nn.Module:
-    options = {"auto_wrap_policy": ModuleWrapPolicy({Block}), "use_orig_params": True}
-    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **options)
+    options = {"auto_wrap_policy": ModuleWrapPolicy({Block}), "mixed_precision": MixedPrecision(torch.bfloat16)}
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True, **options)
 
 
 def fsdp2(model: nn.Sequential, whole: dict[str, Any], **options: Any) -> nn.Module:
@@ -71,11 +68,13 @@ KINDS: dict[str, Callable[[nn.Sequential], nn.Module]] = {
 }
 
 
-def gradients(parallelize: Callable[[nn.Sequential], nn.Module], around: Any, policy: str = "") -> Iterator[bytes]:
+def gradients(parallelize: Any, around: Any, policy: str = "", is_wrapped_before: bool = False) -> Iterator[bytes]:
     """Train two steps and yield the bits of every gradient and of every parameter."""
     torch.manual_seed(0)
-    model = parallelize(nn.Sequential(Block(), Block()))
-    handle = ts.wrap(model, policy, min_bytes=0) if policy else None
+    model = nn.Sequential(Block(), Block())
+    handle = ts.wrap(model, policy, min_bytes=0) if is_wrapped_before else None
+    model = parallelize(model)
+    handle = ts.wrap(model, policy, min_bytes=0) if policy and handle is None else handle
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1 + dist.get_rank())
     for _ in range(2):
@@ -120,6 +119,7 @@ def report(kind: str) -> dict[str, object]:
         "stashed": (plain, lambda: stash, ""),
         "wrapped": (plain, nullcontext, "compress:min_ratio=1"),
         "checkpointed": (plain, nullcontext, "checkpoint | compress:min_ratio=1"),
+        "checkpointed before": (plain, nullcontext, "checkpoint | compress:min_ratio=1", True),
         "recomputed": (plain, lambda: again, ""),
         "recomputed casts": (cast, lambda: casting(again), ""),
     }

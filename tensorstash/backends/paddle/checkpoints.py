@@ -15,9 +15,10 @@ from paddle.distributed.fleet.meta_parallel.parallel_layers import random as par
 from paddle.distributed.fleet.recompute.recompute import recompute, switch_rng_state_tracker
 
 from tensorstash.abilities.checkpoints import Repeats
+from tensorstash.backends.arguments import apart
 from tensorstash.backends.forward import is_called_by
 from tensorstash.backends.paddle.layout import elements, spec_of
-from tensorstash.backends.repeat import Again, apart
+from tensorstash.backends.repeat import Again
 from tensorstash.errors import StashError
 from tensorstash.host.checksum import checksum
 
@@ -34,7 +35,7 @@ class PaddleRepeats(Repeats):
 
     tensor = Tensor
     constants = (paddle.dtype,)
-    notes = frozenset(vars(paddle.nn.Layer())) - {"training"} | {"_data_format"}
+    notes = frozenset(vars(paddle.nn.Layer())) - {"training", "_sub_layers"} | {"_data_format"}
     source = _recompute.__module__
     trained = "stop_gradient"
 

@@ -25,7 +25,7 @@ class TorchRepeats(Repeats):
 
     tensor = Tensor
     constants = (torch.dtype, torch.device, torch.layout)
-    notes = frozenset(vars(Module())) - {"training"}
+    notes = frozenset(vars(Module())) - {"training", "_modules"}
     source = theirs.__name__
     trained = "requires_grad"
 
