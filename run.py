@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
-GROUPS = ("types", "test")
+GROUPS = "first", "test"  # each includes those before it
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
@@ -28,22 +28,25 @@ def fingerprint() -> str:
 
 
 def set_up(group: str) -> None:
-    """Install the package and a dependency group, unless they are there; start anew where the project has changed."""
-    if is_set_up(group):
-        return
-    print(f"Installing the dependency group {group} in {VENV}; this happens once.", file=sys.stderr, flush=True)
-    packages = []
-    if not any(is_set_up(each) for each in GROUPS):
+    """Install the package, a dependency group and those before it, unless they are as the project asks for them now."""
+    for each in GROUPS[: GROUPS.index(group) + 1]:
+        if not is_set_up(each):
+            print(f"Installing the dependency group {each} in {VENV}; this happens once.", file=sys.stderr, flush=True)
+            install(each)
+            stamp(each).write_text(fingerprint())
+
+
+def install(group: str) -> None:
+    """Install a dependency group; the first with the package, in a new environment."""
+    needed, packages = requirements(group), []
+    if group == GROUPS[0]:
         create_environment()
-        # What is pinned is large, and one process unpacks on one core.
-        exact = [start_pip("--no-deps", each) for each in sorted(requirements(group)) if "==" in each.split(";")[0]]
-        packages.append(start_pip("--no-deps", f"-e{ROOT}"))  # compiles
-        for package in exact:
-            leave_unless_done(package)
-    packages.append(start_pip(*sorted(requirements(group))))
-    for package in reversed(packages):
+        # What is pinned is large, and one process unpacks on one core; the next group brings its dependencies.
+        pinned = {each for each in needed if "==" in each.split(";")[0]}
+        packages = [start_pip("--no-deps", each) for each in (f"-e{ROOT}", *sorted(pinned))]
+        needed -= pinned
+    for package in (start_pip(*sorted(needed)), *packages):
         leave_unless_done(package)
-    stamp(group).write_text(fingerprint())
 
 
 def create_environment() -> None:
@@ -117,16 +120,15 @@ def train(arguments: list[str]) -> None:
 
 def test(arguments: list[str]) -> None:
     """Run every check; the arguments are for pytest."""
-    set_up("types")
+    set_up("first")
     run("ruff", "check", ".")
     run("ruff", "format", "--check", ".")
     with tempfile.TemporaryFile() as report:
         types = start("mypy", output=report.fileno())  # has one thread, as has pip: other cores would wait for them
         try:
-            # Imports both frameworks, which each test process would compile anew if all came to them at once.
-            doctor = start("tensorstash", "doctor")
             set_up("test")
-            doctor.wait()
+            # Imports both frameworks, which each test process would compile anew if all came to them at once.
+            start("tensorstash", "doctor").wait()
             # One compute thread per test process: the processes share the cores, and OpenMP threads that wait spin.
             # One process more than there are cores, since many tests wait for programs that they have started. A few
             # take half a minute: whoever has nothing left to do takes from the others.
