@@ -1,7 +1,4 @@
-"""The benchmarks, in sizes that take seconds.
-
-Whatever measures a process runs in a process of its own; the rest runs here.
-"""
+"""The benchmarks, in sizes that take seconds: those that measure a process in one of its own, the others here."""
 
 import json
 import os
@@ -26,7 +23,6 @@ from benchmarks.policies import CHECKPOINT, LAUNCHED, Variant, ratios
 from tests.samples import IS_LONG
 
 ROOT = Path(__file__).resolve().parent.parent
-
 LOSSY = "quantize:bits=8"
 
 RunHere = Callable[..., str]

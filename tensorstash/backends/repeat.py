@@ -4,6 +4,7 @@ import random
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
+from copy import copy
 from functools import partial
 from itertools import chain, starmap
 from math import prod
@@ -22,9 +23,10 @@ _DRAWERS = (random.Random, np.random.Generator, np.random.RandomState, np.random
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, np.ndarray, np.generic, Iterator)
 _STATE = (int, float, complex, str, bytes, *_CONTAINERS, *_DRAWERS)
 """Types of attributes that are compared with all that is inside; of all others but tensors only the identity is."""
-_COPIED = dict, list, OrderedDict
-_KEPT = int, float, complex, str, bytes, tuple, type(None), *_COPIED
-"""Types of attributes that later calls find as the first has left them."""
+_PLAIN = {bool, int, float, complex, str, bytes, type(None), np.bool_, np.int32, np.int64, np.float32, np.float64}
+_COPIED = {dict, list, OrderedDict}
+_FILLED, _FEW = {*_COPIED, tuple}, 256
+"""Later calls find attributes as the first has left them that are plain, or containers with so many plain ones."""
 
 _HOOKS = {"_forward_pre_hooks", "_forward_hooks", "_forward_post_hooks"}
 _FRAMEWORKS = ("paddle.", "torch.")
@@ -67,8 +69,8 @@ class Again:
     ) -> None:
         self.region, self.module, self.call, self._given, self._arguments = region, module, call, given, arguments
         self.parts: list[Any] = [part for _, part in region.backend.named_modules(module)]
-        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._containers: list[tuple[dict[str, Any], str, Any, Any]] = []
+        self._names: list[tuple[dict[str, Any], frozenset[str]]] = []
+        self._own: list[Held] = []
         self._weights: Notes | None = None
         self._buffers: Notes = []
         self._copies: list[Held] = []
@@ -91,31 +93,30 @@ class Again:
             )
         args, kwargs = self._arguments(tensors)
         fresh = {id(each): each.clone() for _, _, each in self._copies}  # some may be one tensor under two names
-        notes, trained = self.region.backend.repeats.notes, self.region.backend.repeats.trained
-        then = [
-            (space, key, value)
-            for space, attributes in self._attributes
-            for key, value in attributes.items()
-            if space.get(key, self) is not value and isinstance(value, _KEPT) and key not in notes
-        ]
-        then += [(space, key, kept) for space, key, value, kept in self._containers if _inside(value) != _inside(kept)]
-        then += [(space, key, fresh[id(each)]) for space, key, each in self._copies if key in space]
+        then = [(space, key, kept) for space, key, kept in self._own if _is_other(space.get(key, self), kept)]
+        then += [(space, key, fresh[id(each)]) for space, key, each in self._copies]
         put: list[tuple[Any, ...]] = [(setitem, *each) for each in then]
         back: list[tuple[Any, ...]] = [
             (setitem, space, key, space[key]) if key in space else (dict.pop, space, key, None)
             for space, key, _ in then
         ]
+        for space, names in self._names:
+            for key in [key for key in space.keys() - names if type(space[key]) in _PLAIN]:
+                put.append((space.pop, key))
+                back.append((setitem, space, key, space[key]))
+        trained = self.region.backend.repeats.trained
         for space, key, flag in self._flags:
             value = space.get(key)
             if value is not None and getattr(value, trained) is not flag and value.is_leaf:
                 put.append((setattr, value, trained, flag))
                 back.append((setattr, value, trained, not flag))
+        exchanging, putting_back = starmap(called, put), starmap(called, back)
         try:
-            # Within one call of C each: no Ctrl-C finds some of them exchanged.
-            deque(starmap(called, put), maxlen=0)
+            # Within one call of C each, the next: no Ctrl-C finds some of them exchanged, or leaves them so.
+            deque(exchanging, maxlen=0)
             return self.call(*args, **kwargs)
         finally:
-            deque(starmap(called, back), maxlen=0)
+            deque(putting_back, maxlen=0)
 
     def kinds(self) -> tuple[type, ...]:
         """Return the classes of the modules inside."""
@@ -134,14 +135,18 @@ class Again:
         held, trained = self.held(), self.region.backend.repeats.trained
         self._flags = [(space, key, getattr(value, trained)) for space, key, value in chain(*held)]
         self._weights, self._given = self._noted(held[0]), None
-        notes, spaces = self.region.backend.repeats.notes, [vars(part) for part in self.parts]
-        self._attributes = [(space, space.copy()) for space in spaces]
-        self._containers = [
-            (space, key, value, value.copy())
-            for space in spaces
-            for key, value in space.items()
-            if key not in notes and type(value) in _COPIED
-        ]
+        notes, parts = self.region.backend.repeats.notes, {*map(id, self.parts)}
+        self._names, self._own = [(vars(part), frozenset(vars(part))) for part in self.parts], []
+        for space, names in self._names:
+            for key in names - notes:
+                value = space[key]
+                if type(value) in _PLAIN:
+                    self._own.append((space, key, value))
+                # No others: what holds outputs would keep their graphs for ever, and they this.
+                elif type(value) in _FILLED and len(value) <= _FEW:
+                    values = [*(value.values() if isinstance(value, dict) else value)]
+                    if _PLAIN.issuperset(map(type, values)) or parts.issuperset(map(id, values)):
+                        self._own.append((space, key, copy(value)))
 
     def held(self) -> tuple[list[Held], list[Held], list[Held]]:
         """Return the weights, the large buffers and the small ones of the module."""
@@ -162,7 +167,7 @@ class Again:
             value, now = reference(), space.get(key)
             if value is not None and version(value) != then:
                 return key
-            if value is not now and not self._is_brought(key, value, now):
+            if (value is None or value is not now) and not self._is_brought(key, value, now):
                 return key
         return ""
 
@@ -172,8 +177,8 @@ class Again:
 
     def _is_brought(self, key: str, *weights: Any) -> bool:
         """Return whether sharding or offloading has put one of the weights into its place for a while."""
-        if any(vars(part).get(key) is weights[0] for part in self.parts):  # FSDP 1 takes it from the parameters
-            return weights[0] is not None
+        if weights[0] is not None and any(vars(part).get(key) is weights[0] for part in self.parts):
+            return True  # FSDP 1 takes it from the parameters
         bases = (getattr(weight, "_base", None) for weight in weights)
         kinds = (kind for each in (*weights, *bases, *self.parts) for kind in type(each).__mro__)
         sources = chain((kind.__module__ for kind in kinds), _sources_of_hooks(self.parts))
@@ -182,8 +187,13 @@ class Again:
         )
 
 
-def _inside(container: Any) -> list[int]:
-    return [*map(id, container), *map(id, container.values() if isinstance(container, dict) else ())]
+def _is_other(now: Any, kept: Any) -> bool:
+    """Return whether an attribute is neither what was kept, nor what that is a copy of."""
+    if now is kept or type(now) is not type(kept) or type(kept) not in _COPIED or len(now) != len(kept):
+        return now is not kept
+    return [*map(id, chain(now, now.values() if isinstance(now, dict) else ()))] != [
+        *map(id, chain(kept, kept.values() if isinstance(kept, dict) else ()))
+    ]
 
 
 def call_inside(inside: Any, module: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -255,10 +265,10 @@ def _first_call(again: Again, tensors: list[Any], args: tuple[Any, ...], kwargs:
             if not refusal:
                 with numbers():  # a later call may draw fewer, as it finds what the first has kept
                     repeated = framework.repeat(again, tensors)
-                if _returned(repeated, framework) == _returned(outputs, framework):
-                    outputs = repeated
-                else:
+                if _returned(repeated, framework) != _returned(outputs, framework):
                     refusal = "returns other values where no gradients are recorded"
+                elif not any(type(part).__name__ == "FullyShardedDataParallel" for part in again.parts):
+                    outputs = repeated  # hooks of FSDP 1 are on the gradient accumulators of the first call
         except Exception as error:
             refusal = f"raises {type(error).__name__} when it is called again"
     if refusal:

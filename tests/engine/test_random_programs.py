@@ -1,10 +1,6 @@
 """Random programs, layouts, policies, budgets, delays, threads and schedules, in every framework.
 
-State a seed and a number of examples to repeat or to lengthen a run::
-
-    python -m pytest tests/engine/test_random_programs.py --hypothesis-profile long --hypothesis-seed 1 --timeout 0
-
-The profile "thorough" runs 10,000 examples of each; ``-k memory_of_the_user`` chooses those that rewrite buffers.
+``--hypothesis-profile long --hypothesis-seed 1 --timeout 0`` lengthens and repeats a run; "thorough" is longer.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
 """Every operator of the table, in every layout and type, is the same under lossless policies, bit by bit.
 
-A sample runs always. ``TENSORSTASH_OPERATORS=all`` runs the whole table, and
-``TENSORSTASH_OPERATORS_SEED`` chooses another sample.
+``TENSORSTASH_OPERATORS=all`` runs the whole table and no sample, ``TENSORSTASH_OPERATORS_SEED`` another sample.
 """
 
 import os

@@ -39,7 +39,10 @@ class Block(nn.Module):
 
 
 def fsdp1(model: nn.Sequential) -> nn.Module:
-    options = {"auto_wrap_policy": ModuleWrapPolicy({Block}), "mixed_precision": MixedPrecision(torch.bfloat16)}
+    options = {
+        "auto_wrap_policy": ModuleWrapPolicy({Block, nn.LayerNorm}),
+        "mixed_precision": MixedPrecision(torch.bfloat16),
+    }
     return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True, **options)
 
 

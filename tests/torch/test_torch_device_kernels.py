@@ -209,9 +209,8 @@ def test_triton_kernels_compile_for_a_device_and_round_every_operation(
     pointers = {"fp32": "*i32", "fp16": "*i16", "bf16": "*i16"}
     groups = dict.fromkeys(("count", "per_row", "length", "size"), "i32")
     tile = {"TALL": 8, "WIDTH": 128, "BITS": 4}
-    for dtype, whole, stochastic in (("fp32", True, True), ("bf16", False, False), ("fp16", True, False))[
-        : 2 + IS_LONG
-    ]:
+    cases = [("fp32", True, True), ("bf16", False, False), ("fp16", True, False)]
+    for dtype, whole, stochastic in cases[: 2 + IS_LONG]:
         known = {**tile, "WHOLE": whole, "DTYPE": dtype}
         signature = {"source": pointers[dtype], "payload": "*u8", "seed": "i64", **groups}
         code = compiled(torch_triton._quantize, signature, {**known, "STOCHASTIC": stochastic})

@@ -1,7 +1,6 @@
 """No gradient depends on when a device comes to its work, when copies end, and when workers are done.
 
-Run ``TENSORSTASH_SCHEDULES=2000`` for the long search; a failure names its seed, and ``TENSORSTASH_SCHEDULES_FROM``
-starts there.
+``TENSORSTASH_SCHEDULES=2000`` is the long search; a failure names its seed, for ``TENSORSTASH_SCHEDULES_FROM``.
 """
 
 import os
