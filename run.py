@@ -127,8 +127,10 @@ def test(arguments: list[str]) -> None:
         types = start("mypy", output=report.fileno())  # has one thread, as has pip: other cores would wait for them
         try:
             set_up("test")
-            # Imports both frameworks, which each test process would compile anew if all came to them at once.
-            start("tensorstash", "doctor").wait()
+            # Each test process would compile the frameworks anew if all came to them at once.
+            imports = [start("timeit", "-n1", "-r1", f"import {name}") for name in ("torch", "paddle")]
+            for each in imports:
+                each.wait()
             # One compute thread per test process: the processes share the cores, and OpenMP threads that wait spin.
             # One process more than there are cores, since many tests wait for programs that they have started. A few
             # take half a minute: whoever has nothing left to do takes from the others.
