@@ -45,7 +45,7 @@ def install(group: str) -> None:
         pinned = {each for each in needed if "==" in each.split(";")[0]}
         packages = [start_pip("--no-deps", each) for each in (f"-e{ROOT}", *sorted(pinned))]
         needed -= pinned
-    for package in (start_pip(*sorted(needed)), *packages):
+    for package in (start_pip("--no-warn-conflicts", *sorted(needed)), *packages):
         leave_unless_done(package)
 
 
