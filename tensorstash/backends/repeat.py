@@ -23,17 +23,17 @@ _DRAWERS = (random.Random, np.random.Generator, np.random.RandomState, np.random
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, np.ndarray, np.generic, Iterator)
 _STATE = (int, float, complex, str, bytes, *_CONTAINERS, *_DRAWERS)
 """Types of attributes that are compared with all that is inside; of all others but tensors only the identity is."""
-_PLAIN = {bool, int, float, complex, str, bytes, type(None), np.bool_, np.int32, np.int64, np.float32, np.float64}
+_NUMPY = {np.bool_, np.int32, np.int64, np.float32, np.float64}
+_VALUES = {bool, int, float, complex, str, bytes, type(None), *_NUMPY}
 _COPIED = {dict, list, OrderedDict}
-_FILLED, _FEW = {*_COPIED, tuple}, 256
-"""Later calls find attributes as the first has left them that are plain, or containers with so many plain ones."""
+_FEW = 256
+"""Later calls find these attributes as they were: values, and containers of at most so many values or modules."""
 
 _HOOKS = {"_forward_pre_hooks", "_forward_hooks", "_forward_post_hooks"}
 _FRAMEWORKS = ("paddle.", "torch.")
 _SHARDING = ("accelerate.", "paddle.distributed.", "torch.distributed.")
 _BRINGERS = ("accelerate.", "contextlib", *_FRAMEWORKS)
 """Python modules whose hooks bring weights, or do nothing. Those of others may count calls or collect outputs."""
-
 
 _COPIED_BYTES = 64 * 1024
 """Size up to which buffers are copied at each call: it may read those that it writes. Larger ones must not change."""
@@ -101,7 +101,7 @@ class Again:
             for space, key, _ in then
         ]
         for space, names in self._names:
-            for key in [key for key in space.keys() - names if type(space[key]) in _PLAIN]:
+            for key in [key for key in space.keys() - names if type(space[key]) in _VALUES]:
                 put.append((space.pop, key))
                 back.append((setitem, space, key, space[key]))
         trained = self.region.backend.repeats.trained
@@ -140,12 +140,12 @@ class Again:
         for space, names in self._names:
             for key in names - notes:
                 value = space[key]
-                if type(value) in _PLAIN:
+                if type(value) in _VALUES:
                     self._own.append((space, key, value))
                 # No others: what holds outputs would keep their graphs for ever, and they this.
-                elif type(value) in _FILLED and len(value) <= _FEW:
+                elif (type(value) in _COPIED or type(value) is tuple) and len(value) <= _FEW:
                     values = [*(value.values() if isinstance(value, dict) else value)]
-                    if _PLAIN.issuperset(map(type, values)) or parts.issuperset(map(id, values)):
+                    if _VALUES.issuperset(map(type, values)) or parts.issuperset(map(id, values)):
                         self._own.append((space, key, copy(value)))
 
     def held(self) -> tuple[list[Held], list[Held], list[Held]]:
