@@ -38,18 +38,22 @@ def compiler() -> str | None:
 
 def library() -> Path:
     """Return the built device; build it if its parts were never built for this PyTorch."""
+    import fcntl  # Windows has none, and no test there comes so far
+
     root = Path(torch.__file__).parent
     flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
     key = hashlib.sha256(repr((*map(Path.read_bytes, PARTS), torch.__version__, sys.platform, flags)).encode())
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     built = caches / "tensorstash-tests" / f"device-{key.hexdigest()[:16]}.so"
-    if not built.exists():
-        built.parent.mkdir(parents=True, exist_ok=True)
-        fresh = built.with_suffix(f".{os.getpid()}")
-        folders = [f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}"]
-        links = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]  # wherever they are: they are loaded first
-        subprocess.run([compiler() or "c++", *flags, *folders, str(SOURCE), "-o", str(fresh), *links], check=True)
-        fresh.replace(built)  # whole, whoever else builds it meanwhile
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with built.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the first builds, and the others wait for it
+        if not built.exists():
+            fresh = built.with_suffix(".new")
+            folders = [f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}"]
+            links = [f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"]  # wherever they are: they are loaded first
+            subprocess.run([compiler() or "c++", *flags, *folders, str(SOURCE), "-o", str(fresh), *links], check=True)
+            fresh.replace(built)  # whole
     return built
 
 

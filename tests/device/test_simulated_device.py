@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.device.chosen import Card
-from tests.device.simulated import compiler, library
+from tests.device.simulated import compiler
 from tests.processes import Program, output_of
 
 ON_DEVICE = Path(__file__).resolve().with_name("on_device")
@@ -49,12 +49,6 @@ os._exit(0)  # PyTorch alone aborts here too: its autograd thread frees the last
 """
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    """Build the device first: a compiler that is there and fails is a failure of the test."""
-    library()
 
 
 @pytest.mark.long
