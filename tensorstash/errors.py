@@ -111,7 +111,7 @@ def modified(tensor: str, version: int, expected: int) -> SavedTensorModifiedErr
     return SavedTensorModifiedError(
         f"one of the variables needed for gradient computation has been modified by an inplace operation: "
         f"{tensor} is at version {version}; expected version {expected} instead. "
-        f"Clone it before the operation that modifies it, or call drain() on the session before that."
+        f"Clone it before the operation that modifies it, or, with ts.stash, call drain() before that."
     )
 
 

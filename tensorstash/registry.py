@@ -48,8 +48,7 @@ _BUILT_IN = {
 }
 """By group and module, names and their classes."""
 
-_Claim = EntryPoint | type
-"""A class under a name, registered or still to be imported."""
+_Claim = EntryPoint | type  # a class under a name, registered or still to be imported
 
 _TABLE: dict[str, dict[str, tuple[_Claim, ...]]] = {
     group: {

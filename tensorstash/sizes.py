@@ -8,8 +8,7 @@ from tensorstash.errors import ConfigError, say
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
-_PLAUSIBLE = 4096
-"""Bytes below which a budget without a unit is taken for a slip: less than one page of memory."""
+_PLAUSIBLE = 4096  # bytes below which a budget without a unit is taken for a slip: less than one page of memory
 
 BudgetSize = int | Literal["auto"]
 """Bytes, or the memory that is free when the first tensor is saved."""

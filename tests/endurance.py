@@ -29,8 +29,7 @@ from tensorstash.testing.layouts import floats
 
 POLICIES = ("none", "disk_spill", "compress | disk_spill")
 WARM_UP, LAYERS, WIDTH = 10, 8, 128
-ROWS = (512, 128, 384, 256, 64)
-"""Of the batches, in turn."""
+ROWS = (512, 128, 384, 256, 64)  # of the batches, in turn
 
 Held = dict[str, float]
 

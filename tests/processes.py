@@ -15,8 +15,7 @@ from typing import Any, NoReturn, Self
 
 import pytest
 
-WATCHDOG_S = 60
-"""A tenth of what sessions wait by default for what does not answer."""
+WATCHDOG_S = 60  # a tenth of what sessions wait by default for what does not answer
 FORKS = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning"),

@@ -29,9 +29,7 @@ EXPECTED = {
 }
 """Patterns in the output of each example."""
 
-PARTS = {"tiny_autograd"}
-"""Files that an example imports."""
-
+PARTS = {"tiny_autograd"}  # files that an example imports
 RUNNER = """
 import os, runpy, sys
 paths, sys.argv[1:] = sys.argv[1:], []

@@ -25,8 +25,7 @@ POLICIES = ("keep", "disk_spill", "recompute | disk_spill")
 DEVICE_POLICIES = ("cpu_offload", "recompute | cpu_offload")
 BUDGET = "4 MiB"
 SHORT, LONG = 6, 12
-MORE = 16
-"""Times as many tensors, each of as much less, on a device, whose copies go in groups."""
+MORE = 16  # times as many tensors, each of as much less, on a device, whose copies go in groups
 
 
 OTHER_THREADS = "other threads"

@@ -72,6 +72,9 @@ class Repeats(Protocol):
     def is_buffer(self, value: Any) -> bool:
         """Return whether a parameter or buffer of a module is a tensor that its calls may write."""
 
+    def version(self, weight: Any) -> Hashable:
+        """Return a key that changes with a weight or buffer: steps of optimizers may raise no version of it."""
+
     def digest(self, value: Any) -> Hashable:
         """Return a key of the bits of a tensor, or of the numbers that a generator will draw; None for all else."""
 

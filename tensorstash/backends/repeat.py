@@ -47,7 +47,7 @@ Saved = tuple[list[Hashable], list[Hashable]]
 Held = tuple[dict[str, Any], str, Any]
 """The dictionary of a module, a name in it, and the weight or buffer of that name, or a value of its."""
 
-Notes = list[tuple[dict[str, Any], str, weakref.ref[Any], int]]
+Notes = list[tuple[dict[str, Any], str, weakref.ref[Any], Hashable]]
 """Weights or buffers with their versions, as :data:`Held`."""
 
 
@@ -162,7 +162,7 @@ class Again:
 
     def changed(self) -> str:
         """Return the name of a weight or large buffer that was modified or replaced since, or ``""``."""
-        version = self.region.backend.version
+        version = self.region.backend.repeats.version
         for space, key, reference, then in chain(self._weights or (), self._buffers):
             value, now = reference(), space.get(key)
             if value is not None and version(value) != then:
@@ -172,7 +172,7 @@ class Again:
         return ""
 
     def _noted(self, held: list[Held]) -> Notes:
-        version = self.region.backend.version
+        version = self.region.backend.repeats.version
         return [(space, key, weakref.ref(value), version(value)) for space, key, value in held]
 
     def _is_brought(self, key: str, *weights: Any) -> bool:
@@ -343,7 +343,7 @@ def _run(
     def key_of(tensor: Any) -> tuple[str, int, Hashable]:
         bits, nbytes = None, 0
         try:
-            bits, nbytes = _bits(tensor, backend), tensor.element_size() * prod(tensor.shape)
+            bits, nbytes = _bits(tensor, backend), tensor.element_size() * prod(map(int, tensor.shape))
             if bits and tensor.data_ptr() in {each.data_ptr() for held in again.held()[1:] for _, _, each in held}:
                 bits = None  # of buffers, whose bits may be others later
         except Exception as error:  # the tensor is of a rare kind
@@ -381,6 +381,9 @@ def _run(
     nbytes = sum(size for _, size, bits in {*keys} if bits)
     _, returned, opaque = apart(outputs, framework)
     refusals += [f"returns a {type(part).__qualname__}" for part in opaque] + ["returns no tensor"] * (not returned)
-    others: list[Hashable] = [*map(key_of, returned)]
-    others += [id(weight) for _, _, weight in again.held()[0]]  # sharding may swap them in the first call
+    weights: list[Hashable] = [
+        id(weight) for _, _, weight in again.held()[0]
+    ]  # sharding may swap them in the first call
+    refusals += ["returns a weight"] * any(id(tensor) in weights for tensor in returned)
+    others = [*map(key_of, returned), *weights]
     return outputs, (keys, others), nbytes, next(iter(refusals), "")

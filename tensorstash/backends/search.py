@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from tensorstash.abilities.recipes import Recipe
 
-_STEPS = 64
-"""Nodes, views among them, that are followed for one tensor."""
+_STEPS = 64  # nodes, views among them, that are followed for one tensor
 
 _REMEMBERED = 4096
 

@@ -17,11 +17,9 @@ _JUDGED_ENTRIES = 3
 
 _STEPS = 3
 
-_MANY = 1000
-"""Saved tensors that are enough to judge by in the first entry, which may be a whole training."""
+_MANY = 1000  # saved tensors that are enough to judge by in the first entry, which may be a whole training
 
-_LARGE = 2**20
-"""Bytes saved in a step below which nobody looks for gains."""
+_LARGE = 2**20  # bytes saved in a step below which nobody looks for gains
 
 _ALL = 0.9
 

@@ -18,8 +18,7 @@ from tensorstash.host.budget import ByteBudget, Lease
 from tensorstash.host.workers import Future, Workers
 from tensorstash.spec import TensorSpec
 
-_FEW = 4
-"""A payload that is so many times smaller than its tensor is read in about the time that decoding it takes."""
+_FEW = 4  # a payload that is so many times smaller than its tensor is read in about the time that decoding it takes
 
 Rebuilt = tuple[Any, TensorSpec, int, Array]
 """An alias of a tensor that may be handed out again if nobody has written into it; its layout, version and memory."""

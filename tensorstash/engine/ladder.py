@@ -16,8 +16,7 @@ from tensorstash.host.pages import free_bytes, physical_bytes
 from tensorstash.sizes import BudgetSize, format_bytes
 from tensorstash.spec import TensorSpec
 
-_MARGIN = 0.05
-"""Part of the free memory that an automatic budget leaves free."""
+_MARGIN = 0.05  # part of the free memory that an automatic budget leaves free
 
 _REMEMBERED_STEPS = 32
 

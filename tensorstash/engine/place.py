@@ -27,8 +27,7 @@ from tensorstash.stores.memory import Memory
 D = TypeVar("D")
 R = TypeVar("R")
 
-_SHORT_BYTES = 8 * 2**20
-"""Up to here a quick codec takes about as long as to hand the work to a thread."""
+_SHORT_BYTES = 8 * 2**20  # up to here a quick codec takes about as long as to hand the work to a thread
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)

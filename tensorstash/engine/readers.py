@@ -6,8 +6,7 @@ from tensorstash.protocols import Demand, strictest
 
 _REMEMBERED_KINDS = 4096
 
-_TELLING = 8
-"""Saves from which on two steps with the same sequence are taken to be the same program."""
+_TELLING = 8  # saves from which on two steps with the same sequence are taken to be the same program
 
 Trail = list[int]
 """The sequence of saved tensors of one entry of a scope: a number that grows with it, and its length. For one thread.

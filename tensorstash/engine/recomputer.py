@@ -29,8 +29,7 @@ from tensorstash.spec import TensorSpec
 
 _COPY = Recipe("copy", 0, (), 0)  # its only input, in fresh memory as whatever a recipe makes
 
-_SMALL_BYTES = 2**16
-"""Inputs of recipes up to this size may be copied."""
+_SMALL_BYTES = 2**16  # inputs of recipes up to this size may be copied
 
 _REMEMBERED = 4096
 

@@ -19,8 +19,7 @@ from tensorstash.spec import DTYPES, TensorSpec
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """Names that the compiler, sharding and checkpointing put between a module and its name, and nobody else."""
 
-_OUTERMOST = ("module.", "base_model.model.")
-"""Names that data parallelism and adapters put around a whole model."""
+_OUTERMOST = ("module.", "base_model.model.")  # names that data parallelism and adapters put around a whole model
 
 _SHOWN = 12
 

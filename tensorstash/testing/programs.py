@@ -42,10 +42,7 @@ def recomputing_policies(lab: Lab, directory: Path | None = None) -> Mapping[str
     """Return policies that make tensors again, by name; none where the framework hides the producers."""
     if not isinstance(lab.backend, SupportsProducers):
         return {}
-    policies: dict[str, HookPolicy] = {
-        "recompute": Recompute(),
-        "recompute | memory": Recompute() | StoreIn(Memory()),
-    }
+    policies: dict[str, HookPolicy] = {"recompute": Recompute(), "recompute | memory": Recompute() | StoreIn(Memory())}
     if directory is not None:
         policies["recompute | compress | disk"] = Recompute() | Compress(min_ratio=1) | DiskSpill(directory)
     return policies

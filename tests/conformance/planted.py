@@ -27,8 +27,7 @@ from tensorstash.testing.labs.paddle import PaddleLab
 from tensorstash.testing.labs.reference import ReferenceLab
 from tensorstash.testing.labs.torch import TorchLab
 
-NOTICED = (AssertionError, pytest.fail.Exception)
-"""How a check fails."""
+NOTICED = (AssertionError, pytest.fail.Exception)  # how a check fails
 
 
 class Planted(BackendSuite):

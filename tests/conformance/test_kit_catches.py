@@ -20,8 +20,7 @@ PLANTED = [
     for check in fault.checks
 ]
 
-SOUND: set[tuple[object, ...]] = set()
-"""Checks of suites without a fault that have passed."""
+SOUND: set[tuple[object, ...]] = set()  # checks of suites without a fault that have passed
 
 
 # A check that notices a fault of a wrap may end before it has called the model.

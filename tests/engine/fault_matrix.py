@@ -20,9 +20,7 @@ from tensorstash.testing.faults import CodecFault, FaultyCodec
 from tensorstash.testing.labs import BACKENDS
 from tests.samples import pairwise
 
-SHAPE = (48, 64)
-"""Of every payload: three blocks of a disk in float32, so that there is a middle."""
-
+SHAPE = (48, 64)  # of every payload: three blocks of a disk in float32, so that there is a middle
 NBYTES = 3 * BLOCK
 
 STORES: Mapping[str, Callable[[str, str], StoreConfig]] = {
@@ -38,12 +36,8 @@ LIMITS: Mapping[str, ts.Limits] = {
     "synchronous": ts.Limits(in_flight=0, ahead=0, timeout_s=60),
 }
 
-PATIENCE_S = 0.05
-"""How long a session waits that has to find out that a device hangs, in seconds."""
-
-ANSWERS_S = 4 * PATIENCE_S
-"""When a device that hangs answers after all, so that a test ends, in seconds."""
-
+PATIENCE_S = 0.05  # how long a session waits that has to find out that a device hangs, in seconds
+ANSWERS_S = 4 * PATIENCE_S  # when a device that hangs answers after all, so that a test ends, in seconds
 NO_DEVICE = {"memory": "it has no device: what is put is kept as the array it is"}
 NO_FILES = {"memory": "it has no directory and no file"}
 NOT_READ_AHEAD = {"memory": "what is in memory is not read ahead of backward"}

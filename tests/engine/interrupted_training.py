@@ -28,9 +28,7 @@ LIMITS = ts.Limits(in_flight=3 * NBYTES, ahead=4 * NBYTES, timeout_s=30)
 """Tight, so that forward waits for bytes, and backward reads ahead as far as it may."""
 
 SHARED = "disk, shared records"
-ROOMY = ts.Limits(in_flight=16 * NBYTES, ahead=16 * NBYTES, timeout_s=30)
-"""So that payloads share records."""
-
+ROOMY = ts.Limits(in_flight=16 * NBYTES, ahead=16 * NBYTES, timeout_s=30)  # so that payloads share records
 POLICIES: dict[str, Callable[[str], ts.HookPolicy]] = {
     "memory": lambda directory: StoreIn(Memory(budget=64 * NBYTES)),
     "disk": lambda directory: ts.DiskSpill(directory, budget=64 * NBYTES),

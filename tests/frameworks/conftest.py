@@ -42,6 +42,12 @@ class Framework:
         """Return a layer over such rows, whose class has two spellings."""
         return (getattr(self.nn, "BatchNorm1d", None) or self.nn.BatchNorm1D)(16)
 
+    def step(self, weight: Any) -> None:
+        """Have an optimizer step that raises no version."""
+        if self.module is torch.nn.Module:
+            return torch.optim.SGD([weight], 0.01, fused=True).step()  # type: ignore[no-any-return]
+        return paddle.optimizer.SGD(0.01, parameters=[weight]).step()
+
     def network(self) -> Any:
         """Return three blocks of a linear map and an activation, with the same weights every time."""
         self.lab.seed(0)

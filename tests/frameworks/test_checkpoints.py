@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tensorstash as ts
-from tensorstash.errors import ConfigError
+from tensorstash.errors import ConfigError, SavedTensorModifiedError
 from tests.frameworks.blocks import BLOCKS, CHECKPOINTED
 from tests.frameworks.steps import bits
 
@@ -183,17 +183,20 @@ def test_a_model_that_is_in_eval_before_backward_repeats_the_call_of_training(fr
     assert results(model) == plain
 
 
-@pytest.mark.parametrize("is_replaced", [False, True])
-def test_weights_that_are_others_before_backward_are_an_error_and_no_wrong_gradient(blocks, x, is_replaced):
+@pytest.mark.parametrize("how", ["replaced", "modified", "stepped"])
+def test_weights_that_are_others_before_backward_are_an_error_and_no_wrong_gradient(framework, blocks, x, how):
     ts.wrap(model := blocks.model(), "checkpoint | compress", min_bytes=0)
     for _ in range(2):
         earlier, loss = (model(x).square().sum() for _ in range(2))
         loss.backward()
-        if is_replaced:
-            model.blocks[1].up.bias = copy.deepcopy(model.blocks[1].up.bias)
+        bias = model.blocks[1].up.bias
+        if how == "replaced":
+            model.blocks[1].up.bias = copy.deepcopy(bias)
         else:
-            blocks.lab.descend(model.blocks[1].up.bias, 0.01)
-        with pytest.raises(Exception, match=r"blocks\.1 is computed again in backward, but its bias has been modified"):
+            framework.step(bias) if how == "stepped" else blocks.lab.descend(bias, 0.01)
+        with pytest.raises(
+            SavedTensorModifiedError, match=r"blocks\.1 is computed again .* its bias has been modified"
+        ):
             earlier.backward()
 
 

@@ -112,6 +112,7 @@ BOTH = [
     ("takes a Cache", appends, None, lambda block, x: block(x, Cache())),
     ("draws numbers from Python's random", None, lambda block, y: y * (1 + random.random()), operator.call),
     ("draws numbers from Python's random or NumPy's", None, lambda block, y: y * np.random.random(), operator.call),
+    ("returns a weight", None, lambda block, y: (y, block.up.weight), lambda block, x: block(x)[0]),
     ("returns a Found", None, lambda block, y: Found(y), lambda block, x: block(x).y),
 ]
 UNREPEATABLE = [(of, *row) for of in ("torch", "paddle") for row in BOTH]

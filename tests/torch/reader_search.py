@@ -34,12 +34,8 @@ nine of ten within 0.026."""
 
 LOSSY = {"quantize": ts.Quantize(8), "cast": ts.Cast("bfloat16")}
 
-LARGEST = 20_000
-"""Elements of a saved tensor above which it teaches nothing more."""
-
-FLAT = 1e-3
-"""A gradient that is so many times smaller than what came in is flat there: what it reads does not matter."""
-
+LARGEST = 20_000  # elements of a saved tensor above which it teaches nothing more
+FLAT = 1e-3  # a gradient that is so many times smaller than what came in is flat there: what it reads does not matter
 SATURATED = 0.1
 """Errors are relative to the gradient, or to this share of what came in, where an operation lets less through."""
 

@@ -283,9 +283,16 @@ def test_blocks_of_tensors_of_a_subclass_are_checkpointed(x):
     assert trained("checkpoint") == (trained("keep")[0], {"checkpointed"})
 
 
-def test_an_argument_without_memory_is_stored_and_named(x):
-    def call(block, x):
-        return block(x, torch._efficientzerotensor(3))
-
-    with pytest.warns(ts.TensorStashWarning, match="cannot be compared .a tensor without memory"):
-        BLOCKS.trained_alike(lambda: BLOCKS.model(before=lambda block, x, zero: x, call=call), x)
+@pytest.mark.parametrize(
+    ("rare", "why"),
+    [
+        (torch._efficientzerotensor(3), "a tensor without memory"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "'NestedIntNode'"),
+    ],
+)
+def test_an_argument_that_cannot_be_compared_is_stored_and_named(x, rare, why):
+    made = partial(
+        BLOCKS.model, lambda block, x, rare: x + (rare * x.mean()).sum(), call=lambda block, x: block(x, rare)
+    )
+    with pytest.warns(ts.TensorStashWarning, match=f"cannot be compared .{why}"):
+        BLOCKS.trained_alike(made, x)

@@ -20,9 +20,7 @@ pytestmark = [
 
 DTYPES = ["float32", "float64", "bfloat16", "float16", "complex64"]
 
-SAMPLES = 2
-"""Of each operator: the first and the last."""
-
+SAMPLES = 2  # of each operator: the first and the last
 EXCLUDED = {"nn.functional.rrelu"}
 """Its gradient no saved-tensor hook can leave as it is: it saves its noise before it is filled (pytorch#193671)."""
 

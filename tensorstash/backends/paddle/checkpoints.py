@@ -20,7 +20,9 @@ from tensorstash.backends.forward import is_called_by
 from tensorstash.backends.paddle.layout import elements, spec_of
 from tensorstash.backends.repeat import Again
 from tensorstash.errors import StashError
-from tensorstash.host.checksum import checksum
+from tensorstash.host.checksum import checksum, checksum_at
+
+_LOOKED_AT_BYTES = 64 * 1024  # of a weight: a step changes all of it
 
 # Paddle does not type them.
 _recompute: Any = recompute
@@ -71,13 +73,20 @@ class PaddleRepeats(Repeats):
             return tuple(outputs)
 
         # Paddle 3.3.1 does not call hooks that are registered on the outputs of a PyLayer.
-        outputs = (each.view_as(each) for each in _recompute(run, *start, *tensors))
+        # And the backward of most views ends the process where an output gets no gradient, but not that of unbind.
+        outputs = (each.unsqueeze(0).unbind(0)[0] for each in _recompute(run, *start, *tensors))
         shape, places = made
         return shape([next(outputs) if place is None else tensors[place] for place in places])
 
     def is_buffer(self, value: Any) -> bool:
         # Statistics are frozen parameters; the dropout state of an LSTM has no memory.
         return (not isinstance(value, EagerParamBase) or value.stop_gradient) and value._is_initialized()
+
+    def version(self, weight: Any) -> Hashable:
+        # Steps of optimizers raise no version, nor does set_value. To look into a device would be to wait for it.
+        is_there = weight._is_initialized() and weight.is_dense() and weight.place.is_cpu_place()
+        nbytes = min(weight.element_size() * weight.size, _LOOKED_AT_BYTES) if is_there else 0
+        return weight.inplace_version, nbytes and checksum_at(weight.data_ptr(), nbytes)
 
     def digest(self, value: Any) -> Hashable:
         if isinstance(value, Generator):

@@ -23,13 +23,8 @@ from tensorstash.backends.paddle.packed import SETTINGS, WRITES, Settings, call
 _NOTED = {"gelu": 1, "layer_norm": 3, "batch_norm": 5, "batch_norm_": 5, "dropout": 2}
 """The number of tensors before the settings of each operation that notes them."""
 
-WRITERS = (
-    "c_softmax_with_cross_entropy",
-    "c_softmax_with_multi_label_cross_entropy",
-    "cross_entropy_with_softmax",
-    "margin_cross_entropy",
-    "softmax_with_cross_entropy",
-)
+_SOFTMAX = "c_softmax_with_cross_entropy", "c_softmax_with_multi_label_cross_entropy", "softmax_with_cross_entropy"
+WRITERS = (*_SOFTMAX, "cross_entropy_with_softmax", "margin_cross_entropy")
 """Operations, by their names in Paddle's operator modules, whose backward makes its gradient in the saved softmax."""
 
 

@@ -19,6 +19,7 @@ from paddle.autograd.py_layer import PyLayer, PyLayerBackward, PyLayerContext
 from tensorstash.backends.paddle.backward import Unrecorded, hook_failed
 from tensorstash.backends.paddle.hooks import STACK
 from tensorstash.backends.paddle.packed import Scope, call
+from tensorstash.errors import TensorStashError
 
 _SAVED = "_saved_by_tensorstash"
 
@@ -69,7 +70,15 @@ def repair() -> None:
 def _once(function: Callable[..., Any], ctx: PyLayerContext) -> Callable[..., Any]:
     """Return a layer's backward, to be called once: Paddle leaks it if that raises, and must not leak its context."""
     calls = [partial(function, ctx)]
-    return lambda *gradients: calls.pop()(*gradients)
+
+    def call(*gradients: Any) -> Any:
+        try:
+            return calls.pop()(*gradients)
+        except TensorStashError as error:
+            hook_failed(error)
+            raise
+
+    return call
 
 
 def _each(kind: type, change: Callable[[Any], Any], value: Any) -> Any:

@@ -141,8 +141,8 @@ def _break_graph_at(function: Any) -> None:
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = (
         "the module is wrapped by tensorstash.wrap, whose hooks are no part of a graph; with fullgraph=True, compile "
-        "first and wrap the result of torch.compile, or, which saves more memory, compile the blocks inside: "
-        "`for block in model.layers: block.compile(fullgraph=True)`"
+        "the blocks inside before the wrap, `for block in model.layers: block.compile(fullgraph=True)`, or, but for "
+        "checkpoint and with a higher peak, wrap the result of torch.compile"
     )
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -9,8 +10,10 @@ from torch import Tensor
 from torch._C import _current_graph_task_id
 from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch.nn import Module, Parameter
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.random import fork_rng
 from torch.utils import checkpoint as theirs
+from torch.utils.weak import WeakIdKeyDictionary
 
 from tensorstash.abilities.checkpoints import Repeats
 from tensorstash.backends.repeat import Again, call_again
@@ -38,6 +41,18 @@ class TorchRepeats(Repeats):
 
     def is_buffer(self, value: Any) -> bool:
         return type(value) is Tensor and not value.requires_grad and not isinstance(value._base, Parameter)
+
+    @cached_property
+    def _steps(self) -> Any:
+        register_optimizer_step_post_hook(self._stepped)  # fused optimizers raise no version
+        return WeakIdKeyDictionary()
+
+    def _stepped(self, optimizer: Any, *_: object) -> None:
+        for weight in (each for group in optimizer.param_groups for each in group["params"] if each.grad is not None):
+            self._steps[weight] = self._steps.get(weight, 0) + 1
+
+    def version(self, weight: Any) -> Hashable:
+        return weight._version, self._steps.get(weight)
 
     def digest(self, value: Any) -> Hashable:
         tensor = value.get_state() if isinstance(value, torch.Generator) else value

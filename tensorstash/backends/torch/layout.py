@@ -21,8 +21,7 @@ _CARRIERS: Mapping[str, torch.dtype] = {name: getattr(torch, row.carrier) for na
 _TYPES: Mapping[str, np.dtype[Any]] = {name: np.dtype(row.carrier) for name, row in DTYPES.items()}
 _TORCH_TYPES: Mapping[str, torch.dtype] = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
-_START = c_uint8 * 0
-"""No bytes, which begin where an array does."""
+_START = c_uint8 * 0  # no bytes, which begin where an array does
 
 
 def elements(tensor: Tensor, spec: TensorSpec) -> Array:

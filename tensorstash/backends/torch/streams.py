@@ -20,8 +20,7 @@ from tensorstash.host.pinned import PinnedMemory, lockable_bytes, registered_pag
 from tensorstash.protocols import Undo
 from tensorstash.spec import TensorSpec
 
-_PORTABLE = 1
-"""Page-locked for all devices of the process, not for the current one alone."""
+_PORTABLE = 1  # page-locked for all devices of the process, not for the current one alone
 
 
 class Accelerator(NamedTuple):

@@ -28,8 +28,7 @@ OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 MAX = constexpr(0x7FFFFFFF)
 MIN = constexpr(-0x80000000)
 INFINITY = constexpr(0x7F800000)
-_LONGEST = 4 * TILE
-"""Elements of the longest group that a program works on as a whole."""
+_LONGEST = 4 * TILE  # elements of the longest group that a program works on as a whole
 
 _FLOATS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _ARITHMETIC = Arithmetic.of("float32")

@@ -19,8 +19,7 @@ class _ThreadState(threading.local):
 
 
 _thread = _ThreadState()
-_clock = itertools.count()
-"""Of the whole process: a node is recorded after those that its edges lead to."""
+_clock = itertools.count()  # of the whole process: a node is recorded after those that its edges lead to
 
 
 def is_grad_enabled() -> bool:

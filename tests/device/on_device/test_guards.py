@@ -23,8 +23,7 @@ from tests.device.models import Scope
 from tests.device.simulated import Simulated
 
 MOST_TRIES = int(os.environ.get("TENSORSTASH_GUARD_TRIES", "1000"))
-COUNT = 1000
-"""Elements of a tensor."""
+COUNT = 1000  # elements of a tensor
 
 Program = Callable[[Dice, Scope], bytes]
 

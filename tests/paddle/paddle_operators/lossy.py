@@ -18,13 +18,10 @@ LOSSY = {"quantize": Quantize(8), "cast": Cast("bfloat16")}
 """What is lost: an error in proportion to the largest elements around, and one in proportion to each element."""
 
 
-ATTRIBUTES = {"shape", "shape_or_dtype", "num_or_sections"}
-"""What says how large an input is."""
-
+ATTRIBUTES = {"shape", "shape_or_dtype", "num_or_sections"}  # what says how large an input is
 GROUP = Quantize(8).group_size
 
-FEW = 0.25
-"""Which part of the values is near an edge, where that is tried."""
+FEW = 0.25  # which part of the values is near an edge, where that is tried
 
 
 def _at_edges(one: Input, values: Values, random: np.random.RandomState) -> Values:

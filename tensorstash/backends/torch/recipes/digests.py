@@ -10,13 +10,11 @@ from torch import Tensor
 
 from tensorstash.backends.torch.kernels import runs_triton
 
-_BLOCK = 2**20
-"""Words that are summed at once: the memory that this takes besides the tensor is three times as large."""
+_BLOCK = 2**20  # words that are summed at once: the memory that this takes besides the tensor is three times as large
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
-_MULTIPLIER = -7046029254386353131
-"""An odd number with bits all over: 2**64 divided by the golden ratio."""
+_MULTIPLIER = -7046029254386353131  # an odd number with bits all over: 2**64 divided by the golden ratio
 
 
 def device_digest(whole: Tensor) -> Tensor:

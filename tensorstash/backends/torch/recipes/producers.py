@@ -12,12 +12,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch._C import (
-    DisableTorchFunction,
-    _DisableTorchDispatch,
-    _len_torch_dispatch_stack,
-    _len_torch_function_stack,
-)
+from torch._C import DisableTorchFunction, _DisableTorchDispatch, _len_torch_dispatch_stack, _len_torch_function_stack
 from torch.nn import Parameter
 
 from tensorstash.abilities.recipes import Leaf, Recipe

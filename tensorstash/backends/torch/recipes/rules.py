@@ -64,8 +64,7 @@ CAST = Rule(
     "cast", "ToCopyBackward0", saved(""), lambda dtype, x: x.to(dtype), lambda node: (node._input_metadata[0].dtype,)
 )
 
-_EPSILONS = (1e-5, 1e-12, 1e-6, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)
-"""The usual values, the most usual first."""
+_EPSILONS = (1e-5, 1e-12, 1e-6, 1e-8, 1e-7, 1e-3, 1e-4, 1e-10)  # the usual values, the most usual first
 
 
 def _layer_norm(found: dict[Hashable, float], shape: tuple[int, ...], layer: Hashable, *operands: Any) -> Tensor:
