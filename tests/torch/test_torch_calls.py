@@ -79,7 +79,7 @@ def test_a_compiled_function_that_calls_a_wrapped_model_breaks_there(x):
     step = torch.compile(lambda x: 2 * model(x), backend="eager")
     step(x).sum().backward()
     assert handle.stats().stashed.tensors > 0
-    with pytest.raises(RuntimeError, match=r"compile first and wrap.*block\.compile"):
+    with pytest.raises(RuntimeError, match=r"before the wrap.*block\.compile.*wrap the result"):
         torch.compile(lambda x: 3 * model(x), backend="eager", fullgraph=True)(x)
 
 
