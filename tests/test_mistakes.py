@@ -223,7 +223,6 @@ MISTAKES: dict[type[Exception], list[tuple[str, Says, str]]] = {
     TypeError: [("a stash in a pickle", lambda: pickle.dumps(stash()), "holds threads.*make a new one")],
 }
 ERRORS = [pytest.param(kind, *rest, id=name) for kind, rows in MISTAKES.items() for name, *rest in rows]
-
 INSIDE = "inside of a checkpoint.*Wrap the whole model"
 
 WARNINGS: dict[str, tuple[Says, str]] = {

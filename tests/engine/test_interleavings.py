@@ -34,7 +34,6 @@ from tests.samples import IS_LONG
 INTERLEAVINGS = int(os.environ.get("TENSORSTASH_INTERLEAVINGS", "80" if IS_LONG else "48"))
 CHUNKS = 8
 MOST_TRIES = 800
-
 SIM = "sim:0"
 
 Scope = Callable[[], Any]

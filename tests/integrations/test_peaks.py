@@ -10,7 +10,6 @@ from tests.processes import output_of
 
 WORKER = Path(__file__).with_name("memory_worker.py")
 BACKENDS = ["aot_eager", "inductor"] if os.environ.get("TENSORSTASH_MATRIX") == "all" else ["aot_eager"]
-
 SHARE = 0.6  # of what a step stashes; the rest is on its way, or was never at the peak
 
 

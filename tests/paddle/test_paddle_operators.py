@@ -18,7 +18,6 @@ from tensorstash.backends.paddle.recipes import READERS
 
 WHOLE = os.environ.get("TENSORSTASH_OPERATORS") == "all"
 SEED = int(os.environ.get("TENSORSTASH_OPERATORS_SEED", "0"))
-
 STATED = 0.15
 """What the gradients of one operator stay within, in norm, under ``Quantize(8)`` and under ``Cast("bfloat16")``."""
 

@@ -65,8 +65,7 @@ def test_a_block_that_reads_what_it_refers_to_is_checkpointed(x):
             block.scale = model.blocks[0].up.bias[:1] * 2
         return model
 
-    plain = referring()
-    expected = BLOCKS.trained(plain, x, 1)
+    expected = BLOCKS.trained(referring(), x, 1)
     handle = ts.wrap(model := referring(), "checkpoint | compress", min_bytes=0)
     assert BLOCKS.trained(model, x, 1) == expected
     assert set(handle.stats().blocks) == {CHECKPOINTED}
@@ -296,3 +295,11 @@ def test_an_argument_that_cannot_be_compared_is_stored_and_named(x, rare, why):
     )
     with pytest.warns(ts.TensorStashWarning, match=f"cannot be compared .{why}"):
         BLOCKS.trained_alike(made, x)
+
+
+def test_a_large_buffer_that_was_made_in_inference_mode_is_stored_and_named(x):
+    def made():
+        (model := BLOCKS.model()).blocks[0].register_buffer("large", torch.inference_mode()(torch.ones)(32768))
+        return model
+
+    BLOCKS.trained_alike(made, x, why="cannot be compared .Inference tensors")

@@ -52,7 +52,7 @@ class TorchRepeats(Repeats):
             self._steps[weight] = self._steps.get(weight, 0) + 1
 
     def version(self, weight: Any) -> Hashable:
-        return weight._version, self._steps.get(weight)
+        return (type(weight) is Tensor and weight.is_inference()) or weight._version, self._steps.get(weight)
 
     def digest(self, value: Any) -> Hashable:
         tensor = value.get_state() if isinstance(value, torch.Generator) else value

@@ -16,9 +16,7 @@ from paddle_cases import bits
 from .rows import ROWS, Input, Values
 
 LAYOUTS = ("contiguous", "transposed", "sliced", "reversed", "expanded", "0-d", "empty")
-
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64")
-
 LARGE = (6, 128)
 """The shape of all inputs in the layout that is called large, which is none of those above; rows are a group of
 ``Quantize`` long."""

@@ -20,7 +20,6 @@ LOSSY = {"quantize": Quantize(8), "cast": Cast("bfloat16")}
 
 ATTRIBUTES = {"shape", "shape_or_dtype", "num_or_sections"}  # what says how large an input is
 GROUP = Quantize(8).group_size
-
 FEW = 0.25  # which part of the values is near an edge, where that is tried
 
 
