@@ -381,9 +381,8 @@ def _run(
     nbytes = sum(size for _, size, bits in {*keys} if bits)
     _, returned, opaque = apart(outputs, framework)
     refusals += [f"returns a {type(part).__qualname__}" for part in opaque] + ["returns no tensor"] * (not returned)
-    weights: list[Hashable] = [
-        id(weight) for _, _, weight in again.held()[0]
-    ]  # sharding may swap them in the first call
+    # Sharding may swap weights in the first call.
+    weights: list[Hashable] = [id(weight) for _, _, weight in again.held()[0]]
     refusals += ["returns a weight"] * any(id(tensor) in weights for tensor in returned)
     others = [*map(key_of, returned), *weights]
     return outputs, (keys, others), nbytes, next(iter(refusals), "")
