@@ -41,7 +41,7 @@ WORKLOADS = {
 DEFAULT = ("gpt", "paddle_resnet")
 
 CHECKPOINT, LAUNCHED = "checkpoint per block", "none, launched"
-POLICIES = ("keep", "recompute", "disk_spill", "recompute | disk_spill", "quantize:bits=8", "quantize:bits=4")
+POLICIES = ("keep", "checkpoint", "recompute", "disk_spill", "recompute | disk_spill", "quantize:bits=8", "quantize:bits=4")
 POLICIES += ("quantize:bits=4 | disk_spill", "cast:dtype=bfloat16")
 
 COLUMNS = columns("""
