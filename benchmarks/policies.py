@@ -41,8 +41,8 @@ WORKLOADS = {
 DEFAULT = ("gpt", "paddle_resnet")
 
 CHECKPOINT, LAUNCHED = "checkpoint per block", "none, launched"
-POLICIES = ("keep", "checkpoint", "recompute", "disk_spill", "recompute | disk_spill", "quantize:bits=8", "quantize:bits=4")
-POLICIES += ("quantize:bits=4 | disk_spill", "cast:dtype=bfloat16")
+POLICIES = ("keep", "checkpoint", "recompute", "disk_spill", "recompute | disk_spill", "quantize:bits=8")
+POLICIES += ("quantize:bits=4", "quantize:bits=4 | disk_spill", "cast:dtype=bfloat16")
 
 COLUMNS = columns("""
     workload | policy | peak MiB:.0f | memory:.2f | step ms:.0f | time:.2f | CPU:.2f | gradients
