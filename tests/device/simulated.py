@@ -38,7 +38,7 @@ def compiler() -> str | None:
 
 def library() -> Path:
     """Return the built device; build it if its parts were never built for this PyTorch."""
-    import fcntl  # Windows has none, and no test there comes so far
+    import fcntl  # absent on Windows, where the device cannot be built
 
     root = Path(torch.__file__).parent
     flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")

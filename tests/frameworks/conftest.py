@@ -44,9 +44,9 @@ class Framework:
 
     def step(self, weight: Any) -> None:
         """Have an optimizer step that raises no version."""
-        if self.module is torch.nn.Module:
-            return torch.optim.SGD([weight], 0.01, fused=True).step()  # type: ignore[no-any-return]
-        return paddle.optimizer.SGD(0.01, parameters=[weight]).step()
+        is_torch = self.module is torch.nn.Module
+        optimizers: Any = torch.optim if is_torch else paddle.optimizer
+        (optimizers.SGD([weight], 0.01, fused=True) if is_torch else optimizers.SGD(0.01, parameters=[weight])).step()
 
     def network(self) -> Any:
         """Return three blocks of a linear map and an activation, with the same weights every time."""

@@ -71,14 +71,14 @@ def _once(function: Callable[..., Any], ctx: PyLayerContext) -> Callable[..., An
     """Return a layer's backward, to be called once: Paddle leaks it if that raises, and must not leak its context."""
     calls = [partial(function, ctx)]
 
-    def call(*gradients: Any) -> Any:
+    def run(*gradients: Any) -> Any:
         try:
             return calls.pop()(*gradients)
         except TensorStashError as error:
             hook_failed(error)
             raise
 
-    return call
+    return run
 
 
 def _each(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
